@@ -1,0 +1,59 @@
+"""Tiny random models under the names that the documentation uses.
+
+`from_pretrained` takes an existing folder before it asks the hub. So with a folder `owner/name` in the working
+directory the pages' code runs as printed, in seconds and without a network.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
+TARGET = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+DRAFT = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def build_hub(folder: Path) -> None:
+    """Write the models and their tokenizer below `folder`."""
+    tokenizer = byte_tokenizer()
+    for name, layers, seed in ((TARGET, 2, 0), (DRAFT, 1, 1)):
+        tiny_llama(tokenizer, layers, seed).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, so every text round-trips."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def tiny_llama(tokenizer: PreTrainedTokenizerFast, layers: int, seed: int) -> LlamaForCausalLM:
+    """A random float32 Llama; wide initial weights, so that its choices are not near-ties."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config)
