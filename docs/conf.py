@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import hf_specdec
 
 project = "hf_specdec"
@@ -21,3 +25,9 @@ autodoc_typehints_format = "short"
 
 html_theme = "furo"
 html_title = f"hf_specdec {release}"
+
+# The page about the command line includes this file: the program describes itself, so the page cannot fall behind.
+command_line = Path(__file__).parent / "_build" / "cli.md"
+command_line.parent.mkdir(exist_ok=True)
+typer_docs = ["-m", "typer", "hf_specdec.cli", "utils", "docs", "--name", "hf-specdec", "--output"]
+subprocess.run([sys.executable, *typer_docs, command_line], check=True, stdout=subprocess.DEVNULL)

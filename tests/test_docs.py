@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,13 @@ def _keep_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _at_hub(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in the folder of the tiny models, with the network switched off."""
+    """Run in the folder of the tiny models; whoever reaches for the network is stopped."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the documentation's code must not use the network in tests")
+
     monkeypatch.chdir(hub)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.mark.usefixtures("_at_hub")
