@@ -1,0 +1,119 @@
+"""Speed of stock generation and of the strategies, at batch size 1, on the embedded model or any other.
+
+python evals/speed/run.py --help
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from hf_specdec.bench import (
+    DEFAULT_ARMS,
+    BatchRow,
+    MemoryRow,
+    MemoryTask,
+    Results,
+    Setup,
+    collect_provenance,
+    measure_batch,
+    measure_memory,
+    measure_speed,
+    read_prompts,
+    report,
+    select_prompts,
+    write_results,
+)
+from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft
+from hf_specdec.errors import SpecDecError
+
+HERE = Path(__file__).parent
+BATCH_ROWS = 8
+
+
+def run(
+    prompts: Annotated[Path, typer.Option(help="Questions in Spec-Bench's format.")] = HERE / "prompts.jsonl",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 8,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 96,
+    arms: Annotated[str, typer.Option(help="What to compare, separated by commas.")] = ",".join(DEFAULT_ARMS),
+    model: Annotated[str | None, typer.Option(help="Folder or hub id; the embedded model if not given.")] = None,
+    draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 10,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each drafted chain.")] = 5,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    batch: Annotated[bool, typer.Option(help=f"Also measure batches of {BATCH_ROWS} prompts.")] = False,
+    memory: Annotated[bool, typer.Option(help="Also measure memory at 4096 tokens of context.")] = False,
+    output: Annotated[Path, typer.Option(help="Rows go here as JSON lines, tables beside it as .md.")] = (
+        HERE / "results" / "speed.jsonl"
+    ),
+) -> None:
+    """Measure and store; every method generates greedily."""
+    transformers_logging.disable_progress_bar()
+    console = Console()
+    folder = str(demo_model_folder()) if model is None else model
+    target = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    draft = make_layer_draft(target, draft_layers) if draft_layers else None
+    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed)
+    chosen = select_prompts(read_prompts(prompts), tokenizer, per_task=num_prompts, max_tokens=max_prompt_tokens)
+    names = arms.split(",")
+
+    speed = []
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("Prompts", total=len(chosen))
+        for row in measure_speed(setup, tokenizer, chosen, names):
+            speed.append(row)
+            bar.update(task, completed=len({(row.task, row.prompt_id) for row in speed}))
+
+    # Stock prompt lookup and stock assisted generation refuse batches.
+    batchable = [arm for arm in names if not arm.startswith("stock_")]
+    batch_rows: list[BatchRow] = []
+    if batch:
+        texts = [prompt.text for prompt in chosen[:BATCH_ROWS]]
+        batch_rows = measure_batch(setup, tokenizer, texts, batchable)
+    memory_rows: list[MemoryRow] = []
+    if memory:
+        shared = {"draft_layers": draft_layers, "draft_tokens": draft_tokens, "dtype": dtype, "device": device}
+        memory_rows = measure_memory([MemoryTask(folder, arm, seed=seed, **shared) for arm in names])
+
+    results = Results(
+        collect_provenance(
+            target,
+            name=without_folder(model) if model else DEMO_MODEL_NAME,
+            draft=f"the first {draft_layers} layers of the target, untrained" if draft else None,
+            seed=seed,
+            command=shlex.join(["python", "evals/speed/run.py", *map(without_folder, sys.argv[1:])]),
+        ),
+        speed,
+        batch_rows,
+        memory_rows,
+    )
+    write_results(output, results)
+    tables = output.with_suffix(".md")
+    tables.write_text(report(results), encoding="utf-8")
+    console.print(report(results), markup=False, highlight=False, soft_wrap=True)
+
+
+def without_folder(argument: str) -> str:
+    """File names only: a stored command should not tell where its files lay."""
+    option, equals, value = argument.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(run)
+    except SpecDecError as error:
+        Console(stderr=True).print(f"Error: {error}", markup=False)
+        sys.exit(1)

@@ -1,0 +1,26 @@
+"""The typer application: every command is a module beside this one."""
+
+from __future__ import annotations
+
+import typer
+
+from hf_specdec.cli.demo import demo
+from hf_specdec.cli.env import env
+from hf_specdec.cli.generate import generate
+
+app = typer.Typer(
+    name="hf-specdec",
+    help="Lossless speculative decoding for transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(generate)
+app.command()(env)
+
+
+def main() -> None:
+    """Run the command line; exit status 1 for a failure, 2 for a wrong call."""
+    app()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hf_specdec import ArgumentError
+from hf_specdec.bench import Prompt, encode_prompt, read_prompts, select_prompts
+
+BUILT_IN = Path(__file__).parents[2] / "evals" / "speed" / "prompts.jsonl"
+
+
+def test_mt_bench_subjects_become_one_task(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    questions = [
+        {"question_id": 81, "category": "writing", "turns": ["first", "second"]},
+        {"question_id": 161, "category": "qa", "turns": ["why"]},
+    ]
+    file.write_text("\n".join(map(json.dumps, questions)) + "\n\n")
+    assert read_prompts(file) == [Prompt("mt_bench", "81", "first"), Prompt("qa", "161", "why")]
+
+
+@pytest.mark.parametrize(
+    "line", ["no json", '{"category": "qa"}', '{"question_id": 1, "category": "qa", "turns": []}']
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question_id": 1, "category": "qa", "turns": ["why"]}\n' + line)
+    with pytest.raises(ArgumentError, match=r"questions.jsonl, line 2"):
+        read_prompts(file)
+
+
+def test_selection_takes_the_first_short_prompts_of_each_task(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = [
+        Prompt("qa", "1", "boat " * 50),
+        Prompt("qa", "2", "gull"),
+        Prompt("rag", "3", "sea"),
+        Prompt("qa", "4", "wind"),
+        Prompt("qa", "5", "sail"),
+    ]
+    chosen = select_prompts(prompts, tiny_tokenizer, per_task=2, max_tokens=20)
+    assert [prompt.prompt_id for prompt in chosen] == ["2", "4", "3"]
+
+
+def test_encoding_uses_the_chat_template_unless_told_otherwise(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tiny_tokenizer.decode(encode_prompt(tiny_tokenizer, "the boat")[0]) == "<user> the boat <model>"
+    assert tiny_tokenizer.decode(encode_prompt(tiny_tokenizer, "the boat", chat=False)[0]) == "the boat"
+
+
+def test_chat_without_a_template_is_refused(tiny_model_folder: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model_folder)
+    tokenizer.chat_template = None
+    assert encode_prompt(tokenizer, "the boat").shape == (1, 2)
+    with pytest.raises(ArgumentError, match="--no-chat"):
+        encode_prompt(tokenizer, "the boat", chat=True)
+
+
+def test_the_built_in_prompts_cover_every_task() -> None:
+    tasks = Counter(prompt.task for prompt in read_prompts(BUILT_IN))
+    assert tasks == dict.fromkeys(["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"], 2)
