@@ -1,0 +1,58 @@
+"""Speculative decoding for Hugging Face transformers: the same tokens, sooner."""
+
+from hf_specdec.cache import TreeCache
+from hf_specdec.candidates import DrafterCandidateGenerator, stock_assisted
+from hf_specdec.drafters import Assisted, DraftContext, Drafter, NoDraft, PromptLookup, RoundOutputs, Scripted, Tree
+from hf_specdec.enable import disable, enable, enabled, generate, is_enabled
+from hf_specdec.errors import (
+    ArgumentError,
+    DrafterError,
+    DraftModelError,
+    NonFiniteLogitsError,
+    SpecDecError,
+    UnsupportedError,
+    UnsupportedModelError,
+)
+from hf_specdec.hub import hub_folder
+from hf_specdec.outputs import SpeculativeOutput
+from hf_specdec.registry import drafter_names, register_drafter
+from hf_specdec.sampling import KeyedSampler
+from hf_specdec.speculation import Speculation
+from hf_specdec.stats import SpeculationStats
+from hf_specdec.tree import DraftTree
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "Assisted",
+    "DraftContext",
+    "DraftModelError",
+    "DraftTree",
+    "Drafter",
+    "DrafterCandidateGenerator",
+    "DrafterError",
+    "KeyedSampler",
+    "NoDraft",
+    "NonFiniteLogitsError",
+    "PromptLookup",
+    "RoundOutputs",
+    "Scripted",
+    "SpecDecError",
+    "Speculation",
+    "SpeculationStats",
+    "SpeculativeOutput",
+    "Tree",
+    "TreeCache",
+    "UnsupportedError",
+    "UnsupportedModelError",
+    "disable",
+    "drafter_names",
+    "enable",
+    "enabled",
+    "generate",
+    "hub_folder",
+    "is_enabled",
+    "register_drafter",
+    "stock_assisted",
+]

@@ -1,0 +1,170 @@
+"""What one forward may see and what stays afterwards: masks by position, keeping a path, rolling back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from hf_specdec.cache.layers import TreeCache
+from hf_specdec.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class AttentionKinds:
+    """The kinds of attention in a model and their windows in tokens (None: unlimited).
+
+    Attributes:
+        windows: a window for each name in the config's `layer_types`.
+        takes_dict: whether the model's layers differ, so that its forward wants a dict of masks.
+    """
+
+    windows: dict[str, int | None]
+    takes_dict: bool
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> AttentionKinds:
+        """Read them from the layers that transformers itself would cache.
+
+        Raises:
+            UnsupportedModelError: the model has recurrent, chunked, compressed or other layers than these two.
+        """
+        text_config = config.get_text_config(decoder=True)
+        layers = DynamicCache(config=config).layers
+        names: list[str] = getattr(text_config, "layer_types", None) or ["attention"] * len(layers)
+        windows: dict[str, int | None] = {}
+        for name, layer in zip(names, layers, strict=True):
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or "chunk" in name:
+                raise UnsupportedModelError(
+                    f"{type(config).__name__} has {name} layers ({type(layer).__name__}), whose state cannot be rolled "
+                    "back to the accepted tokens; use stock generate for this model"
+                )
+            window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
+            if windows.setdefault(name, window) != window:
+                raise UnsupportedModelError(f"{type(config).__name__} has {name} layers with different windows")
+        if getattr(text_config, "attention_chunk_size", None) is not None:
+            raise UnsupportedModelError(f"{type(config).__name__} attends in chunks, which tree masks do not follow")
+        return cls(windows, takes_dict=len(windows) > 1)
+
+
+class CacheView:
+    """A `TreeCache` during a call: committed rows, and behind them the uncommitted tail of the current round.
+
+    Row b of the batch owns the slots `0 .. lengths[b] - 1`, one a column of its text, and then `tail` more for nodes
+    whose fate is open. Nothing in the tail counts until `commit`, so an interrupted forward leaves no trace.
+
+    Args:
+        cache: an empty or filled cache with rows of equal length.
+        kinds: the model's attention kinds.
+        batch_size: B.
+        visible: bool `[B, columns]`: False where a column of the text is padding. Columns beyond are visible.
+    """
+
+    def __init__(self, cache: TreeCache, kinds: AttentionKinds, batch_size: int, visible: Tensor | None) -> None:
+        self.cache = cache
+        self.kinds = kinds
+        self.visible = visible
+        self.lengths = [int(cache.get_seq_length())] * batch_size
+        self.tail = 0
+        self._tail_depths: Tensor | None = None
+
+    def commit_prefill(self) -> None:
+        """Everything that the layers hold now belongs to the text."""
+        self.lengths = [int(self.cache.get_seq_length())] * len(self.lengths)
+
+    def masks(
+        self, depths: Tensor, ancestors: Tensor, additive_dtype: torch.dtype | None
+    ) -> Tensor | dict[str, Tensor]:
+        """The attention mask for a forward of m new nodes; call it once before that forward.
+
+        Args:
+            depths: int64 `[B, m]`, distance of each new node from the first token after the committed text.
+            ancestors: bool `[B, m, tail + m]`: which tail nodes and new nodes each new node may see.
+            additive_dtype: a float dtype for an additive mask (0 or the dtype's minimum), None for a bool mask.
+
+        Returns:
+            `[B, 1, m, slots]`, or a dict of such masks by layer type for models whose layers differ.
+        """
+        device = depths.device
+        self._tail_depths = depths if self._tail_depths is None else torch.cat([self._tail_depths, depths], dim=1)
+        starts = torch.tensor(self.lengths, device=device)[:, None]
+        tail_slots = starts + torch.arange(ancestors.shape[-1], device=device)
+        longest = max(self.lengths)
+        slots = longest + ancestors.shape[-1]
+        committed = torch.arange(slots, device=device) < starts
+        if self.visible is not None:
+            columns = min(self.visible.shape[1], longest)
+            committed[:, :columns] &= self.visible[:, :columns].to(device)
+        see = committed[:, None].repeat(1, depths.shape[1], 1)
+        see.scatter_(2, tail_slots[:, None].expand_as(ancestors), ancestors)
+        masks = {
+            name: self._windowed(see, window, starts, depths, tail_slots)
+            for name, window in self.kinds.windows.items()
+        }
+        finished = {name: _finish(mask, additive_dtype) for name, mask in masks.items()}
+        return finished if self.kinds.takes_dict else next(iter(finished.values()))
+
+    def _windowed(self, see: Tensor, window: int | None, starts: Tensor, depths: Tensor, tail_slots: Tensor) -> Tensor:
+        """Hide what is `window` or more columns back. A node's column is where it would stand in the text."""
+        if window is None or see.shape[-1] <= window:
+            return see
+        assert self._tail_depths is not None
+        columns = torch.arange(see.shape[-1], device=see.device).repeat(see.shape[0], 1)
+        columns.scatter_(1, tail_slots, starts + self._tail_depths)
+        return see & ((starts + depths)[:, :, None] - columns[:, None] < window)
+
+    def extend_tail(self, count: int) -> None:
+        """The forward that `masks` was made for has succeeded: its nodes are in the tail."""
+        self.tail += count
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Keep some tail rows of each batch row as text, in the given order, and drop the rest of the tail.
+
+        Args:
+            kept: for each batch row the indices into its tail, strictly increasing.
+        """
+        moved = [
+            [(start + j, start + i) for j, i in enumerate(row) if i != j]
+            for start, row in zip(self.lengths, kept, strict=True)
+        ]
+        if any(moved):
+            self._move(moved)
+        self.set_lengths([start + len(row) for start, row in zip(self.lengths, kept, strict=True)])
+
+    def truncate(self, limits: Sequence[int]) -> None:
+        """Make no row longer than its limit, in columns."""
+        if any(length > limit for length, limit in zip(self.lengths, limits, strict=True)):
+            self.set_lengths([min(pair) for pair in zip(self.lengths, limits, strict=True)])
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Make row b hold its first `lengths[b]` columns, dropping what lies behind and the tail."""
+        self.lengths = list(lengths)
+        self.tail, self._tail_depths = 0, None
+        longest = max(lengths)
+        ragged = min(lengths) != longest
+        self.cache.rows.lag = torch.tensor([longest - length for length in lengths]) if ragged else None
+        for layer in self.cache.layers:
+            layer.set_length(longest)
+
+    def drop_tail(self) -> None:
+        """Roll back to the committed text; also repairs layers after an interrupted forward."""
+        self.set_lengths(self.lengths)
+
+    def _move(self, moved: list[list[tuple[int, int]]]) -> None:
+        width = max(len(row) for row in moved)
+        # Shorter rows repeat a harmless move of a slot onto itself.
+        filled = [row + [(start, start)] * (width - len(row)) for start, row in zip(self.lengths, moved, strict=True)]
+        target, source = torch.tensor(filled).unbind(-1)
+        for layer in self.cache.layers:
+            layer.move_rows(source, target)
+
+
+def _finish(see: Tensor, additive_dtype: torch.dtype | None) -> Tensor:
+    see = see[:, None]
+    if additive_dtype is None:
+        return see
+    return torch.zeros((), dtype=additive_dtype, device=see.device).masked_fill(~see, torch.finfo(additive_dtype).min)

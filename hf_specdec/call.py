@@ -1,0 +1,313 @@
+"""One call of `generate`: its inputs read, checked and wired, before the loop starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation.streamers import BaseStreamer
+
+from hf_specdec.cache import CacheLoan
+from hf_specdec.compat import dropped_mask_length, is_users_cache, pad_token
+from hf_specdec.config import Verification
+from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.emit import Emitter, StopRules
+from hf_specdec.errors import ArgumentError
+from hf_specdec.outputs import Recorder, SpeculativeOutput
+from hf_specdec.processors import RowProcessors, score_processors
+from hf_specdec.runner import ForwardOutput, ModelRunner
+from hf_specdec.sampling import Sampling, Seed, noise_device, row_seeds
+from hf_specdec.stats import SpeculationStats
+from hf_specdec.tree import DraftTree
+from hf_specdec.verify import GreedyMatch, Rejection, SampleAndMatch, Scorer, Verifier
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The text that the call starts from, in columns; the cache may hold the first of them already.
+
+    Attributes:
+        input_ids: int64 `[B, P]`.
+        mask: int64 `[B, columns]` of 0 and 1 over cached and new columns, or None if nothing is padded.
+        num_columns: columns in all; more than P if the caller left out what is cached.
+        num_cached: columns that the cache holds.
+        position_ids: int64 `[B, >= P - fed]`, the last ones for the last columns.
+    """
+
+    input_ids: Tensor
+    mask: Tensor | None
+    num_columns: int
+    num_cached: int
+    position_ids: Tensor
+
+    @classmethod
+    def read(
+        cls, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any], num_cached: int
+    ) -> Prompt:
+        """Take it from what `generate` prepared.
+
+        Raises:
+            ArgumentError: the cache does not fit the text.
+        """
+        mask = model_kwargs.get("attention_mask")
+        num_columns = mask.shape[1] if mask is not None else dropped_mask_length(config) or input_ids.shape[1]
+        prompt = cls(
+            input_ids, mask, num_columns, num_cached, model_kwargs["position_ids"].expand(input_ids.shape[0], -1)
+        )
+        if not 0 <= prompt.first_fed < input_ids.shape[1]:
+            raise ArgumentError(
+                f"cache holds {num_cached} tokens but input_ids with attention_mask describe a text of {num_columns}; pass "
+                "the whole text including what is cached, at least one token longer than the cache (cache.crop(-1) drops one)"
+            )
+        return prompt
+
+    @property
+    def first_fed(self) -> int:
+        """Index in `input_ids` of the first token that is not cached."""
+        return self.num_cached - (self.num_columns - self.input_ids.shape[1])
+
+    @property
+    def visible(self) -> Tensor | None:
+        """bool `[B, columns]`, False for padding; None if there is none."""
+        return None if self.mask is None else self.mask.bool()
+
+    @property
+    def own_mask(self) -> Tensor:
+        """bool `[B, P]`, False where `input_ids` is padding."""
+        if self.mask is None:
+            return torch.ones_like(self.input_ids, dtype=torch.bool)
+        return self.mask[:, -self.input_ids.shape[1] :].bool()
+
+    def texts(self) -> list[list[int]]:
+        """The tokens of each row without padding."""
+        return [row[keep].tolist() for row, keep in zip(self.input_ids, self.own_mask, strict=True)]
+
+
+@dataclass
+class Call:
+    """All nouns of one call. `Speculation` builds it and runs the loop over it."""
+
+    prompt: Prompt
+    loan: CacheLoan
+    runner: ModelRunner
+    emitter: Emitter
+    verifier: Verifier
+    drafter: Drafter
+    context: DraftContext
+    recorder: Recorder
+    stats: SpeculationStats
+    config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    _drafting_rows: list[int] = field(default_factory=list)
+
+    def prefill(self) -> None:
+        """Run the prompt up to, and without, its last token, which becomes the first root."""
+        start, end = self.prompt.first_fed, self.prompt.input_ids.shape[1] - 1
+        chunk = self.config.prefill_chunk_size or max(end - start, 1)
+        for first in range(start, end, chunk):
+            last = min(first + chunk, end)
+            self.recorder.start_prompt(self._prefill_chunk(first, last))
+
+    def _prefill_chunk(self, first: int, last: int) -> ForwardOutput:
+        prompt = self.prompt
+        inputs: dict[str, Any] = {
+            "position_ids": prompt.position_ids[
+                :, first - prompt.input_ids.shape[1] : last - prompt.input_ids.shape[1]
+            ]
+        }
+        if prompt.mask is not None:
+            inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - prompt.input_ids.shape[1]]
+        for name in ("logits_to_keep", "output_hidden_states"):
+            if name in self.model_kwargs:
+                inputs[name] = self.model_kwargs[name]
+        return self.runner.prefill(prompt.input_ids[:, first:last], **inputs)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Count the time spent inside as drafting."""
+        start = time.perf_counter()
+        yield
+        self.stats.seconds_draft += time.perf_counter() - start
+
+    def propose(self, drafter: Drafter) -> DraftTree:
+        """The round's tree: the drafter's, checked, clipped to what the rows may still emit."""
+        self._drafting_rows = [row for row in range(self.emitter.batch_size) if self.emitter.is_open(row)]
+        tree = drafter.propose(self.context)
+        tree.check(self.context.pending_tokens, self.context.vocab_size)
+        tree = tree.clip(self.context.budgets)
+        if self.emitter.lockstep:
+            depth = max(max(depths) for depths in tree.row_depths)
+            for row in range(tree.batch_size):
+                if self.emitter.is_finished(row):
+                    padding = [self.context.texts[row][-1]] + [self.emitter.pad_token] * depth
+                    tree = tree.replace_row(row, padding, list(range(-1, depth)))
+        return tree
+
+    def forward(self, tree: DraftTree) -> ForwardOutput:
+        """Run all nodes of all rows at once."""
+        wants_hidden = self.drafter.needs_hidden_states or self.recorder.hidden_states is not None
+        output = self.runner.forward(tree.padded_tokens(), tree.padded_depths(), tree.ancestors(), wants_hidden)
+        self.recorder.start_round(output)
+        return output
+
+    def keep(self, accepted: list[list[int]]) -> None:
+        """Compact the cache to the accepted text and bring the context up to date."""
+        self.runner.commit(accepted)
+        self.runner.truncate([self._num_columns(row) - 1 for row in range(self.emitter.batch_size)])
+        self._update_context()
+
+    def _num_columns(self, row: int) -> int:
+        return self.prompt.num_columns + len(self.emitter.generated[row])
+
+    def _update_context(self) -> None:
+        for row, (text, generated) in enumerate(zip(self.context.texts, self.emitter.generated, strict=True)):
+            known = self.context.num_generated[row]
+            if len(generated) >= known:
+                text.extend(generated[known:])
+            else:
+                del text[len(generated) - known :]
+            self.context.num_generated[row] = len(generated)
+            self.context.budgets[row] = max(self.emitter.budget(row) - 1, 0)
+
+    def observe(self, drafter: Drafter, tree: DraftTree, accepted: list[list[int]], output: ForwardOutput) -> None:
+        """Let the drafter learn, and count."""
+        rows = self._drafting_rows
+        self.stats.count_round(
+            [tree.num_drafted[row] for row in rows], [max(len(accepted[row]) - 1, 0) for row in rows]
+        )
+        own_paths = [path if row in rows else [] for row, path in enumerate(accepted)]
+        drafter.observe(tree, own_paths, RoundOutputs(output.logits, output.hidden_states))
+
+    def settle_cache(self) -> None:
+        """Make all rows of the cache one column shorter than the released text, and return it to its owner."""
+        target = self.prompt.num_columns + self.emitter.num_released - 1
+        missing = [list(range(length, target)) for length in self.runner.view.lengths]
+        if any(missing):
+            self._feed_padding(missing)
+        self.loan.give_back()
+
+    def abandon_cache(self) -> None:
+        """After an exception: the rows' common part of the text so far goes back to the owner."""
+        self.runner.view.drop_tail()
+        self.runner.view.set_lengths([min(self.runner.view.lengths)] * self.emitter.batch_size)
+        self.loan.give_back()
+
+    def _feed_padding(self, missing: list[list[int]]) -> None:
+        """Rows that ended early: plain generation ran their padding through the model, so the cache holds it."""
+        offset = self.prompt.num_columns - self.prompt.input_ids.shape[1]
+        text = self.emitter.sequences.tolist()
+        tokens = [[text[row][column - offset] for column in columns] for row, columns in enumerate(missing)]
+        chains = DraftTree([row or [0] for row in tokens], [list(range(-1, max(len(row), 1) - 1)) for row in tokens])
+        self.runner.forward(chains.padded_tokens(), chains.padded_depths(), chains.ancestors())
+        self.runner.commit([range(len(row)) for row in tokens])
+
+    def finish_stats(self, seconds: float) -> None:
+        """Complete the statistics of a call that took so long."""
+        self.stats.emitted = self.emitter.num_emitted
+        self.stats.seconds_verify = self.runner.seconds
+        self.stats.seconds_rest = max(seconds - self.stats.seconds_draft - self.stats.seconds_verify, 0.0)
+
+    def result(self) -> SpeculativeOutput | Tensor:
+        """What `generate` returns."""
+        if not self.config.return_dict_in_generate:
+            return self.emitter.sequences
+        return SpeculativeOutput(
+            sequences=self.emitter.sequences,
+            scores=self.recorder.scores,
+            logits=self.recorder.logits,
+            hidden_states=self.recorder.hidden_states,
+            cache=self.loan.lender,
+            speculation=self.stats,
+        )
+
+
+def build_call(
+    model: PreTrainedModel,
+    drafter: Drafter,
+    draft_model: PreTrainedModel | None,
+    input_ids: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    seed: Seed | None,
+    verification: Verification,
+    explicit: frozenset[str],
+    model_kwargs: dict[str, Any],
+) -> Call:
+    """Wire a call; no forward runs here.
+
+    Raises:
+        ArgumentError, UnsupportedError: the cache or the seed does not fit.
+    """
+    batch_size = input_ids.shape[0]
+    cache: Cache = model_kwargs["cache"]
+    num_cached = int(cache.get_seq_length()) if cache.layers else 0
+    prompt = Prompt.read(input_ids, config, model_kwargs, num_cached)
+    rules = StopRules(criteria)
+    loan = CacheLoan(
+        cache, prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1, is_users_cache(cache)
+    )
+    recorder = Recorder(config)
+    row_processors = RowProcessors(processors, batch_size)
+    lockstep = row_processors.lockstep or (recorder.active and batch_size > 1)
+    emitter = Emitter(input_ids, rules, pad_token(config), streamer, lockstep)
+    sampling = _sampling(config, seed, verification, batch_size, input_ids.device)
+    next_positions = prompt.position_ids[:, -1] - (input_ids.shape[1] - 1 - prompt.first_fed)
+    runner = ModelRunner(model, loan.cache, batch_size, prompt.visible, next_positions)
+    scorer = Scorer(row_processors, emitter, partial(recorder.observe, emitter) if recorder.active else None)
+    context = DraftContext(
+        texts=prompt.texts(),
+        num_generated=[0] * batch_size,
+        budgets=[max(emitter.budget(row) - 1, 0) for row in range(batch_size)],
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        sampling=sampling,
+        score_processors=score_processors(processors),
+        config=config,
+        prompt=input_ids,
+        prompt_mask=prompt.own_mask,
+        target=model,
+        draft_model=draft_model,
+        explicit=explicit,
+    )
+    verifier = _verifier(scorer, emitter, sampling, batched=not row_processors and not recorder.active)
+    stats = SpeculationStats(drafter.name or type(drafter).__name__, _rule_name(sampling))
+    return Call(prompt, loan, runner, emitter, verifier, drafter, context, recorder, stats, config, model_kwargs)
+
+
+def _sampling(
+    config: GenerationConfig, seed: Seed | None, verification: Verification, batch_size: int, device: torch.device
+) -> Sampling:
+    if not config.do_sample:
+        return Sampling(None)
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, ()))  # from the global generator, so that set_seed governs it
+    seeds = row_seeds(seed, batch_size)
+    if verification == "keyed":
+        return Sampling(seeds)
+    if not isinstance(seed, int):
+        raise ArgumentError(
+            "verification='rejection' draws fresh randomness for the whole batch; pass one int as seed"
+        )
+    return Sampling(seeds, torch.Generator(noise_device(device)).manual_seed(seed % 2**63))
+
+
+def _verifier(scorer: Scorer, emitter: Emitter, sampling: Sampling, batched: bool) -> Verifier:
+    if sampling.fresh is not None:
+        return Rejection(scorer, emitter, sampling)
+    rule: type[Verifier] = GreedyMatch if sampling.greedy and batched else SampleAndMatch
+    return rule(scorer, emitter, sampling)
+
+
+def _rule_name(sampling: Sampling) -> str:
+    if sampling.greedy:
+        return "greedy"
+    return "keyed" if sampling.fresh is None else "rejection"

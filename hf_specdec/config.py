@@ -1,0 +1,96 @@
+"""What of `generate`'s settings is honoured, and what is refused by name before any forward."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec.errors import ArgumentError, UnsupportedError
+
+Verification = Literal["keyed", "rejection"]
+
+# Settings of other decoding methods, and the values that leave them off.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0, 0.0),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "assistant_early_exit": (None,),
+    "assistant_ensemble_weight": (None,),
+    "use_mtp": (None, False),
+    "token_healing": (None, False),
+    "low_memory": (None, False),
+    "output_attentions": (None, False),
+    "use_cache": (None, True),
+}
+_REASONS = {
+    "num_beams": "beam search is not speculative decoding; use num_beams=1",
+    "assistant_ensemble_weight": "it changes what the model says; this package does not",
+    "assistant_early_exit": "use stock generate for it",
+    "output_attentions": "attention weights of a tree forward are not those of plain decoding; drop it",
+    "use_cache": "drafts are verified on top of the key/value cache; drop use_cache=False",
+    "token_healing": "heal the prompt with model.heal_tokens first",
+}
+_CACHES = (None, "dynamic", "static", "hybrid")
+_FORWARD_INPUTS = frozenset(
+    {
+        "attention_mask",
+        "position_ids",
+        "cache",
+        "use_cache",
+        "logits_to_keep",
+        "output_hidden_states",
+        "output_attentions",
+    }
+)
+
+
+def check_verification(verification: object) -> Verification:
+    """`verification`, checked."""
+    names = get_args(Verification)
+    if verification not in names:
+        raise ArgumentError(f"verification={verification!r} is unknown; choose one of {', '.join(map(repr, names))}")
+    return verification  # type: ignore[return-value]
+
+
+def check_generation_config(config: GenerationConfig) -> None:
+    """Refuse settings that the loop does not honour.
+
+    Raises:
+        UnsupportedError: names the setting and the cure.
+    """
+    for name, off in _OFF.items():
+        value = getattr(config, name, None)
+        if value not in off:
+            reason = _REASONS.get(name, "it belongs to another decoding method; drop it or drop strategy=")
+            raise UnsupportedError(f"{name}={value!r} is not supported with strategy=: {reason}")
+    if config.cache_implementation not in _CACHES:
+        raise UnsupportedError(
+            f"cache_implementation={config.cache_implementation!r} cannot be rolled back exactly; "
+            "drop it, or use cache_implementation='static'"
+        )
+
+
+def check_model_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any], num_prompt_columns: int) -> None:
+    """Refuse forward inputs that tree forwards would lose.
+
+    Raises:
+        UnsupportedError: embeddings or modality inputs, or a model object whose input preparation was replaced.
+        ArgumentError: an empty prompt.
+    """
+    extra = sorted(name for name, value in model_kwargs.items() if name not in _FORWARD_INPUTS and value is not None)
+    if extra:
+        raise UnsupportedError(
+            f"{', '.join(extra)} cannot be passed on to tree forwards with strategy=; give the prompt as input_ids "
+            "with attention_mask, or use stock generate"
+        )
+    if num_prompt_columns == 0:
+        raise ArgumentError("input_ids is empty; speculation needs at least one prompt token, such as BOS")
+    if "prepare_inputs_for_generation" in vars(model):
+        raise UnsupportedError(
+            "this model object prepares its inputs in its own way (PEFT prompt learning does), which tree forwards would "
+            "bypass; merge the adapter or use stock generate"
+        )

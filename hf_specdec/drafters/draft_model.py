@@ -1,0 +1,104 @@
+"""A small model as drafter: its cache kept in step with the text, its scores made comparable with the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_specdec.cache import TreeCache
+from hf_specdec.compat import forward_parameters
+from hf_specdec.drafters.base import DraftContext
+from hf_specdec.runner import ModelRunner
+
+_PREFILL_CHUNK = 512
+
+
+class DraftModel:
+    """Raw forwards of a draft model, one row of text for each row of the call.
+
+    The draft's cache holds a prefix of each row's text. `catch_up` feeds what was emitted since; `grow` adds nodes of
+    the tree that is being drafted; `keep` retains those of them that the target accepted.
+
+    Args:
+        model: any decoder-only model with the target's tokenizer, on any device.
+        context: the call.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: DraftContext) -> None:
+        self._model = model
+        self._vocab_size = context.vocab_size
+        self._processors = context.score_processors
+        mask = context.prompt_mask
+        padded = not bool(mask.all())
+        self._runner = ModelRunner(
+            model,
+            TreeCache(),
+            context.batch_size,
+            mask if padded else None,
+            torch.zeros(context.batch_size, dtype=torch.int64),
+        )
+        self._fed = [0] * context.batch_size  # tokens of context.texts that the cache holds, padding not counted
+        self._prefill(context.prompt[:, :-1], mask[:, :-1], padded)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the draft's forwards."""
+        return self._runner.seconds
+
+    def catch_up(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Feed what each row's text has gained; returns processed scores for the next token, `[B, V]`."""
+        missing = [list(text[fed:]) for text, fed in zip(texts, self._fed, strict=True)]
+        width = max(len(row) for row in missing)
+        tokens = torch.tensor([row + [0] * (width - len(row)) for row in missing])
+        depths = torch.arange(width).expand(len(missing), width)
+        ancestors = torch.ones(width, width, dtype=torch.bool).tril().expand(len(missing), width, width)
+        logits = self._runner.forward(tokens, depths, ancestors).logits
+        self._runner.commit([range(len(row)) for row in missing])
+        self._fed = [len(text) for text in texts]
+        last = torch.tensor([len(row) - 1 for row in missing], device=logits.device)
+        return self._scores(logits[torch.arange(len(missing), device=logits.device), last])
+
+    def grow(self, tokens: Tensor, depth: int, ancestors: Tensor) -> Tensor:
+        """Run one level of the tree.
+
+        Args:
+            tokens: int64 `[B, m]`.
+            depth: of these nodes; the first guesses have depth 1.
+            ancestors: bool `[B, m, tail + m]`.
+
+        Returns:
+            Processed scores for the token after each node, `[B, m, V]`.
+        """
+        depths = torch.full(tokens.shape, depth - 1)  # the pending token is committed here, so guesses start at 0
+        logits = self._runner.forward(tokens, depths, ancestors).logits
+        return self._scores(logits.flatten(0, 1)).view(*tokens.shape, -1)
+
+    def keep(self, tail_slots: Sequence[Sequence[int]]) -> None:
+        """The target accepted these of the grown nodes, in text order; forget the others."""
+        self._runner.commit(tail_slots)
+        self._fed = [fed + len(slots) for fed, slots in zip(self._fed, tail_slots, strict=True)]
+
+    def _prefill(self, tokens: Tensor, mask: Tensor, padded: bool) -> None:
+        """Read the prompt but its last token, in chunks, computing no logits that nobody reads."""
+        if tokens.shape[1] == 0:
+            return
+        tokens, mask = tokens.to(self._model.device), mask.to(self._model.device)
+        positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+        keep_one = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(self._model) else {}
+        for start in range(0, tokens.shape[1], _PREFILL_CHUNK):
+            end = min(start + _PREFILL_CHUNK, tokens.shape[1])
+            attention = {"attention_mask": mask[:, :end].long()} if padded else {}
+            self._runner.prefill(tokens[:, start:end], position_ids=positions[:, start:end], **attention, **keep_one)
+        self._fed = mask.sum(-1).tolist()
+        self._runner.set_next_positions(mask.sum(-1))
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """float32 scores over the target's vocabulary; ids that only one of the two models knows are impossible."""
+        known = logits[:, : self._vocab_size].float()
+        if known.shape[1] < self._vocab_size:
+            known = torch.nn.functional.pad(known, (0, self._vocab_size - known.shape[1]), value=-torch.inf)
+        scores: Tensor = self._processors(known.new_empty((known.shape[0], 0), dtype=torch.int64), known)
+        return scores

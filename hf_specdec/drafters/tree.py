@@ -1,0 +1,190 @@
+"""A draft model that guesses a tree, grown where the draft is surest (EAGLE-2, Li et al. 2024; OPT-Tree, Wang et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.draft_model import DraftModel
+from hf_specdec.drafters.settings import draft_setting
+from hf_specdec.errors import ArgumentError
+from hf_specdec.sampling import Children
+from hf_specdec.tree import DraftTree
+
+
+@dataclass
+class Tree(Drafter):
+    """Strategy "tree": `assistant_model` drafts a token tree, verified under tree attention.
+
+    Level by level the draft runs the likeliest nodes and each gets `branching` children; a node's score is the product
+    of the probabilities along its path. With keyed noise or greedy decoding the `nodes` best of all grown nodes are
+    kept. With rejection sampling the children are drawn at random and all are kept, since dropping some for their value
+    would change the law.
+
+    Args:
+        nodes: number of guesses a round.
+        depth: number of levels; by default `num_assistant_tokens` if the call or the draft's config sets it, else 5.
+        branching: children of a node.
+        width: nodes that the draft runs at each level.
+        min_gain: stop growing when another level promises fewer accepted tokens than this.
+    """
+
+    nodes: int = 24
+    depth: int | None = None
+    branching: int = 4
+    width: int = 4
+    min_gain: float = 0.3
+
+    name = "tree"
+    needs_draft_model = True
+
+    _draft: DraftModel = field(init=False, repr=False, compare=False)
+    _levels: int = field(init=False, repr=False, compare=False)
+    _grown: list[_Row] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for setting in ("nodes", "branching", "width") + (("depth",) if self.depth is not None else ()):
+            value = getattr(self, setting)
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"Tree({setting}={value!r}) must be a whole number of at least 1")
+        if not 0 <= self.min_gain:
+            raise ArgumentError(f"Tree(min_gain={self.min_gain!r}) must be at least 0")
+
+    def begin(self, context: DraftContext) -> Self:
+        """Let the draft read the prompt."""
+        drafter = super().begin(context)
+        assert context.draft_model is not None
+        own = context.draft_model.generation_config.num_assistant_tokens
+        chosen = (
+            draft_setting(context, "num_assistant_tokens") if own or "num_assistant_tokens" in context.explicit else 5
+        )
+        drafter._levels = self.depth if self.depth is not None else chosen
+        drafter._draft = DraftModel(context.draft_model, context)
+        return drafter
+
+    def propose(self, context: DraftContext) -> DraftTree:
+        """Grow all rows level by level."""
+        sampled = context.sampling.fresh is not None
+        plan = _Plan(self.nodes, self.branching, self.width, self.min_gain, sampled)
+        rows = [
+            _Row(pending, min(budget, self._levels))
+            for pending, budget in zip(context.pending_tokens, context.budgets, strict=True)
+        ]
+        scores = self._draft.catch_up(context.texts)
+        growing = [row for row, tree in enumerate(rows) if tree.limit > 0]
+        self._add_children(context, rows, plan, [(row, 0) for row in growing], scores[growing])
+        tail = 0
+        for depth in range(1, self._levels):
+            expanded = [tree.choose_expanded(depth, plan) for tree in rows]
+            parents = [(row, node) for row, nodes in enumerate(expanded) for node in nodes]
+            if not parents:
+                break
+            tokens, ancestors = _level_inputs(rows, expanded, tail)
+            tail = ancestors.shape[-1]
+            level = self._draft.grow(tokens, depth, ancestors)
+            picked = torch.cat([level[row, : len(nodes)] for row, nodes in enumerate(expanded)])
+            self._add_children(context, rows, plan, parents, picked)
+        self._grown = rows if sampled else [tree.best(self.nodes) for tree in rows]
+        probs = [tree.probs for tree in self._grown] if sampled else None
+        return DraftTree([tree.tokens for tree in self._grown], [tree.parents for tree in self._grown], probs)
+
+    def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
+        """Keep the accepted nodes that the draft ran."""
+        self._draft.keep(
+            [
+                [slot for node in path if (slot := row.slots[node]) is not None]
+                for row, path in zip(self._grown, accepted, strict=True)
+            ]
+        )
+
+    def _add_children(
+        self, context: DraftContext, rows: list[_Row], plan: _Plan, parents: list[tuple[int, int]], scores: Tensor
+    ) -> None:
+        steps = [context.num_generated[row] + rows[row].depths[node] for row, node in parents]
+        counts = [rows[row].num_children(plan) for row, _ in parents]
+        drawn = context.sampling.draw_children([row for row, _ in parents], steps, scores, counts)
+        for (row, node), children in zip(parents, drawn, strict=True):
+            rows[row].add(node, children, plan.sampled)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The settings that shape a tree."""
+
+    nodes: int
+    branching: int
+    width: int
+    min_gain: float
+    sampled: bool
+
+
+class _Row:
+    """One row's tree while it grows. Slots are positions in the draft's uncommitted tail (None: not run)."""
+
+    def __init__(self, pending: int, limit: int) -> None:
+        self.limit = limit
+        self.tokens, self.parents, self.depths = [pending], [-1], [0]
+        self.scores = [1.0]
+        self.slots: list[int | None] = [None]
+        self.probs: dict[int, Tensor] = {}
+
+    def num_children(self, plan: _Plan) -> int:
+        """How many children the next expanded node gets; sampled trees keep all, so the budget caps the draw."""
+        return min(plan.branching, plan.nodes + 1 - len(self.tokens)) if plan.sampled else plan.branching
+
+    def add(self, parent: int, children: Children, sampled: bool) -> None:
+        if children.probs is not None:
+            self.probs[parent] = children.probs
+        weights = children.confidences if sampled else children.weights
+        for token, weight in zip(children.tokens, weights, strict=True):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+            self.scores.append(self.scores[parent] * weight)
+            self.slots.append(None)
+
+    def choose_expanded(self, depth: int, plan: _Plan) -> list[int]:
+        """The likeliest nodes of a level, if running them is worth while. Looks at drawn tokens only."""
+        if depth >= self.limit:
+            return []
+        frontier = sorted((n for n, d in enumerate(self.depths) if d == depth), key=lambda n: -self.scores[n])
+        chosen = frontier[: plan.width]
+        if plan.sampled:
+            room = plan.nodes + 1 - len(self.tokens)
+            chosen = (
+                chosen[: max(room // (plan.branching * (self.limit - depth)), 1)] if room >= plan.branching else []
+            )
+        if sum(self.scores[node] for node in chosen) < plan.min_gain:
+            return []
+        return sorted(chosen)
+
+    def best(self, count: int) -> _Row:
+        """The `count` best nodes as a tree of its own. A path never scores higher than its start, so parents come along."""
+        order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[:count]
+        kept = [0, *sorted(order)]
+        index = {node: position for position, node in enumerate(kept)} | {-1: -1}
+        row = _Row(self.tokens[0], self.limit)
+        row.tokens = [self.tokens[node] for node in kept]
+        row.parents = [index[self.parents[node]] for node in kept]
+        row.slots = [self.slots[node] for node in kept]
+        return row
+
+
+def _level_inputs(rows: list[_Row], expanded: list[list[int]], tail: int) -> tuple[Tensor, Tensor]:
+    """Tokens `[B, m]` of the nodes to run and the tail slots `[B, m, tail + m]` they see; gives them their slots."""
+    width = max(len(nodes) for nodes in expanded)
+    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+    ancestors = torch.zeros(len(rows), width, tail + width, dtype=torch.bool)
+    ancestors[:, :, tail:] |= torch.eye(width, dtype=torch.bool)
+    for r, (row, nodes) in enumerate(zip(rows, expanded, strict=True)):
+        for i, node in enumerate(nodes):
+            row.slots[node] = tail + i
+            tokens[r, i] = row.tokens[node]
+            while (node := row.parents[node]) > 0:
+                ancestors[r, i, row.slots[node]] = True
+    return tokens, ancestors

@@ -1,0 +1,148 @@
+"""`model.generate(..., strategy=...)`: a thin, reversible wrapper around the model's own generate."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from hf_specdec.drafters import Drafter
+from hf_specdec.errors import ArgumentError, UnsupportedError
+from hf_specdec.outputs import SpeculativeOutput
+from hf_specdec.sampling import Seed
+from hf_specdec.speculation import Speculation
+
+_SIGNATURE = inspect.signature(GenerationMixin.generate)
+
+
+def enable(model: PreTrainedModel) -> None:
+    """Let `model.generate` take `strategy=`, `seed=` and `verification=`. Calls without `strategy` stay stock.
+
+    Args:
+        model: any object with transformers' `generate`, a PEFT-wrapped model too. Enabling twice changes nothing.
+
+    Raises:
+        ArgumentError: not such an object, or its `generate` was replaced by somebody else.
+    """
+    if not callable(getattr(type(model), "generate", None)):
+        raise ArgumentError(f"enable() needs a model with generate(), not {type(model).__name__}")
+    if "generate" in vars(model) and not is_enabled(model):
+        raise ArgumentError(
+            "this model object's generate was replaced already; use custom_generate=Speculation(...) instead"
+        )
+    model.generate = types.MethodType(generate, model)  # type: ignore[method-assign]
+
+
+def disable(model: PreTrainedModel) -> None:
+    """Undo `enable`; a model that is not enabled stays as it is."""
+    if is_enabled(model):
+        del model.generate
+
+
+def is_enabled(model: PreTrainedModel) -> bool:
+    """Whether `enable` is in force for this object."""
+    bound = vars(model).get("generate")
+    return isinstance(bound, types.MethodType) and bound.__func__ is generate
+
+
+@contextmanager
+def enabled(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """`with enabled(model):` enables inside the block and leaves the model as it was before."""
+    before = is_enabled(model)
+    enable(model)
+    try:
+        yield model
+    finally:
+        if not before:
+            disable(model)
+
+
+def generate(
+    model: PreTrainedModel,
+    *args: Any,
+    strategy: str | Drafter | None = None,
+    seed: Seed | None = None,
+    verification: str | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    **kwargs: Any,
+) -> SpeculativeOutput | Tensor:
+    """`model.generate` with speculation; on an enabled model this is `model.generate` itself.
+
+    Args:
+        model: the target.
+        args, kwargs: everything else that transformers' `generate` takes.
+        strategy: a registered name or a `Drafter`; also read from `generation_config.strategy`. None is stock generate.
+        seed, verification: see `Speculation`.
+        assistant_model, streamer, tokenizer, assistant_tokenizer: as in transformers.
+
+    Raises:
+        ArgumentError: a wrong argument.
+        UnsupportedError: a feature that is not honoured, named, with the cure.
+    """
+    kwargs |= _by_name(model, args)
+    own = {
+        "assistant_model": assistant_model,
+        "streamer": streamer,
+        "tokenizer": tokenizer,
+        "assistant_tokenizer": assistant_tokenizer,
+    }
+    strategy = strategy if strategy is not None else _strategy_of(kwargs.get("generation_config"))
+    if strategy is None:
+        if seed is not None or verification is not None:
+            raise ArgumentError("seed= and verification= belong to strategy=; without one, use transformers.set_seed")
+        return type(model).generate(model, **kwargs, **{k: v for k, v in own.items() if v is not None})
+    _refuse_early(kwargs)
+    explicit = _explicit_settings(kwargs)
+    stop_strings = _take_stop_strings(model, kwargs)
+    kwargs["custom_generate"] = Speculation(
+        strategy, stop_strings=stop_strings, seed=seed, verification=verification or "keyed", explicit=explicit, **own
+    )
+    if streamer is not None:
+        kwargs["streamer"] = streamer  # stock generate hands it the prompt, the loop everything after
+    return type(model).generate(model, **kwargs)
+
+
+def _by_name(model: PreTrainedModel, args: tuple[Any, ...]) -> dict[str, Any]:
+    named = dict(_SIGNATURE.bind_partial(model, *args).arguments)
+    del named["self"]
+    return named
+
+
+def _strategy_of(config: GenerationConfig | None) -> str | None:
+    """A `GenerationConfig(strategy="...")` keeps the unknown name as an attribute."""
+    return None if config is None else vars(config).get("strategy")
+
+
+def _refuse_early(kwargs: dict[str, Any]) -> None:
+    """What transformers itself would do, or fail at, before the loop is asked."""
+    if kwargs.get("custom_generate") is not None:
+        raise ArgumentError("pass strategy= or custom_generate=, not both")
+    config = kwargs.get("generation_config")
+    for name, value in (("cache_implementation", "paged"), ("token_healing", True)):
+        if value in (kwargs.get(name), getattr(config, name, None)):
+            raise UnsupportedError(f"{name}={value!r} is not supported with strategy=: drop one of the two")
+
+
+def _explicit_settings(kwargs: dict[str, Any]) -> frozenset[str]:
+    config = kwargs.get("generation_config")
+    named = {name for name, value in vars(config).items() if value is not None} if config is not None else set()
+    return frozenset(named | {name for name, value in kwargs.items() if value is not None})
+
+
+def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> str | list[str] | None:
+    """Transformers drops the tokenizer on this path and then misses it, so the loop handles stop strings alone."""
+    configs = [kwargs.get("generation_config"), getattr(model, "generation_config", None)]
+    found = next((c.stop_strings for c in configs if c is not None and c.stop_strings is not None), None)
+    own: str | list[str] | None = kwargs.pop("stop_strings", None)
+    if found is not None:
+        kwargs["stop_strings"] = None  # overrules the config in transformers' merge
+    return own if own is not None else found

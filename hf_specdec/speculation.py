@@ -1,0 +1,183 @@
+"""The loop, and the object that carries it into `generate` through the public `custom_generate` hook."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from hf_specdec.call import Call, build_call
+from hf_specdec.compat import default_generation_settings
+from hf_specdec.config import check_generation_config, check_model_inputs, check_verification
+from hf_specdec.drafters import Drafter
+from hf_specdec.drafters.draft_check import check_draft_model
+from hf_specdec.errors import ArgumentError
+from hf_specdec.outputs import SpeculativeOutput
+from hf_specdec.registry import create_drafter
+from hf_specdec.runner import check_attention, check_runnable
+from hf_specdec.sampling import Seed, row_seeds
+from hf_specdec.selftest import check_tree_logits
+
+
+def decode(call: Call) -> None:
+    """Speculative decoding: every line is a step of the algorithm."""
+    call.prefill()
+    drafter = call.drafter.begin(call.context)
+    while not call.emitter.done:
+        with call.drafting():
+            tree = call.propose(drafter)
+        output = call.forward(tree)
+        accepted = call.verifier.verify(tree, output.logits)
+        call.keep(accepted)
+        call.observe(drafter, tree, accepted, output)
+
+
+class Speculation:
+    """A decoding method for `model.generate(..., custom_generate=Speculation("prompt_lookup"))`.
+
+    `hf_specdec.enable(model)` does the same more comfortably. In this bare form transformers hands neither streamer
+    nor tokenizer nor assistant model on, so they are given here (the streamer in both places).
+
+    Args:
+        strategy: a registered name, or a `Drafter` that holds its settings.
+        assistant_model: the draft model, for strategies that use one.
+        streamer: gets each token as it is emitted.
+        tokenizer: the target's tokenizer; needed for `stop_strings`.
+        assistant_tokenizer: the draft's tokenizer; if given, it is compared with `tokenizer`.
+        stop_strings: strings that end a row.
+        seed: randomness of sampling; an int, or one int a row. Drawn from torch's global generator by default.
+        verification: "keyed" (the text depends on model, prompt and seed alone) or "rejection" (the classical rule).
+        explicit: names of generation settings that this call sets, as opposed to inherits.
+
+    Raises:
+        ArgumentError: a wrong type or value, or an unknown strategy.
+    """
+
+    def __init__(
+        self,
+        strategy: str | Drafter,
+        *,
+        assistant_model: PreTrainedModel | None = None,
+        streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+        stop_strings: str | list[str] | None = None,
+        seed: Seed | None = None,
+        verification: str = "keyed",
+        explicit: frozenset[str] | None = None,
+    ) -> None:
+        self.drafter = _drafter(strategy)
+        self.verification = check_verification(verification)
+        if seed is not None:
+            row_seeds(seed, 1 if isinstance(seed, int) else len(seed))
+        if streamer is not None and not isinstance(streamer, BaseStreamer):
+            raise ArgumentError(f"streamer must be a transformers streamer, not {type(streamer).__name__}")
+        if stop_strings is not None and tokenizer is None:
+            raise ArgumentError("stop_strings needs the model's tokenizer: pass tokenizer=")
+        if self.drafter.needs_draft_model and assistant_model is None:
+            raise ArgumentError(f"strategy {self.drafter.name!r} drafts with a second model: pass assistant_model=")
+        if assistant_model is not None and not self.drafter.needs_draft_model:
+            raise ArgumentError(
+                f"strategy {self.drafter.name!r} does not use assistant_model: drop it, or choose 'tree'"
+            )
+        self.assistant_model = assistant_model
+        self.streamer = streamer
+        self.tokenizer = tokenizer
+        self.assistant_tokenizer = assistant_tokenizer
+        self.stop_strings = stop_strings
+        self.seed = seed
+        self.explicit = explicit
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> SpeculativeOutput | Tensor:
+        """Called by `generate` with everything prepared. Checks all of it before the first forward."""
+        start = time.perf_counter()
+        call = self._build(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        try:
+            decode(call)
+        except BaseException:
+            call.abandon_cache()
+            raise
+        call.settle_cache()
+        if self.streamer is not None:
+            self.streamer.end()
+        call.finish_stats(time.perf_counter() - start)
+        return call.result()
+
+    def _build(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> Call:
+        check_runnable(model)
+        check_generation_config(config)
+        check_model_inputs(model, model_kwargs, input_ids.shape[1])
+        check_attention(model, self.drafter.chains_only, input_ids.shape[0])
+        draft_model = self._check_draft_model(model, input_ids.shape[0])
+        if self.stop_strings is not None:
+            assert self.tokenizer is not None
+            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(self.tokenizer, self.stop_strings)])
+        call = build_call(
+            model,
+            self.drafter,
+            draft_model,
+            input_ids,
+            processors,
+            criteria,
+            config,
+            self.streamer,
+            self.seed,
+            self.verification,
+            self._explicit_settings(config),
+            model_kwargs,
+        )
+        check_tree_logits(model)
+        if draft_model is not None:
+            check_tree_logits(draft_model)
+        return call
+
+    def _check_draft_model(self, model: PreTrainedModel, batch_size: int) -> PreTrainedModel | None:
+        if self.assistant_model is None:
+            return None
+        return check_draft_model(
+            model, self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.drafter.chains_only, batch_size
+        )
+
+    def _explicit_settings(self, config: GenerationConfig) -> frozenset[str]:
+        """Without the wrapper, what differs from transformers' default must have been set by someone."""
+        if self.explicit is not None:
+            return self.explicit
+        defaults = default_generation_settings(config)
+        return frozenset(name for name, value in defaults.items() if getattr(config, name) != value)
+
+
+def _drafter(strategy: object) -> Drafter:
+    if isinstance(strategy, str):
+        return create_drafter(strategy)
+    if isinstance(strategy, Drafter):
+        return strategy
+    raise ArgumentError(
+        f"strategy must be a name or a Drafter object, not {strategy!r}"
+        + ("; call it to make an object" if isinstance(strategy, type) and issubclass(strategy, Drafter) else "")
+    )
