@@ -24,8 +24,8 @@ DRAFT = "HuggingFaceTB/SmolLM2-135M-Instruct"
 def build_hub(folder: Path) -> None:
     """Write the models and their tokenizer below `folder`."""
     tokenizer = byte_tokenizer()
-    for name, layers, seed in ((TARGET, 2, 0), (DRAFT, 1, 1)):
-        tiny_llama(tokenizer, layers, seed).save_pretrained(folder / name)
+    for name, disagreement in ((TARGET, 0.0), (DRAFT, 0.005)):
+        tiny_llama(tokenizer, disagreement).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
 
@@ -41,13 +41,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tiny_llama(tokenizer: PreTrainedTokenizerFast, layers: int, seed: int) -> LlamaForCausalLM:
-    """A random float32 Llama; wide initial weights, so that its choices are not near-ties."""
+def tiny_llama(tokenizer: PreTrainedTokenizerFast, disagreement: float) -> LlamaForCausalLM:
+    """A random float32 Llama; wide initial weights, so that its choices are not near-ties.
+
+    Args:
+        tokenizer: gives vocabulary and end of text.
+        disagreement: standard deviation of noise on the weights; a little makes a draft that is often right.
+    """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=layers,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
@@ -55,5 +60,9 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast, layers: int, seed: int) -> Ll
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += disagreement * torch.randn_like(parameter)
+    return model
