@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import cached_assets_path
-from huggingface_hub.utils import WeakFileLock
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -83,15 +83,16 @@ def make_layer_draft(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:layers]
-    draft: PreTrainedModel = AutoModelForCausalLM.from_config(
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
     )
     wanted = draft.state_dict().keys()
     draft.load_state_dict({name: value for name, value in model.state_dict().items() if name in wanted}, assign=True)
     draft.tie_weights()
-    draft.to(model.device)
+    draft.to(model.device)  # type: ignore[arg-type]
     draft.generation_config = copy.deepcopy(model.generation_config)
-    return draft.eval()
+    draft.train(False)
+    return draft
 
 
 def _find_gguf_file() -> Path:

@@ -47,7 +47,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 96,
     arms: Annotated[str, typer.Option(help="What to compare, separated by commas.")] = ",".join(DEFAULT_ARMS),
     model: Annotated[str | None, typer.Option(help="Folder or hub id; the embedded model if not given.")] = None,
-    draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 10,
+    draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 2,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each drafted chain.")] = 5,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -77,7 +77,8 @@ def run_arm(arm: str, setup: Setup, input_ids: torch.Tensor, attention_mask: tor
         arguments["prompt_lookup_num_tokens"] = _STOCK_LOOKUP_TOKENS
     elif arm not in _STOCK_ARMS:
         arguments |= {"strategy": arm, "seed": setup.seed}
-    generate = setup.model.generate if arm in _STOCK_ARMS else partial(hf_specdec.generate, setup.model)
+    stock: Callable[..., Any] = setup.model.generate  # type: ignore[assignment]
+    generate = stock if arm in _STOCK_ARMS else partial(hf_specdec.generate, setup.model)
     if not _needs_draft(arm):
         text = generate(**arguments)
     elif setup.draft is None:

@@ -24,7 +24,7 @@ _PROCESS = Path("/proc/self")
 def probe(task: MemoryTask) -> MemoryRow:
     """Do `task` in this process, whose memory must not have been used for anything else."""
     device = torch.device(task.device)
-    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype)).to(device)
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype)).to(device)  # type: ignore[arg-type]
     draft = make_layer_draft(model, task.draft_layers) if task.draft_layers else None
     setup = Setup(model, draft, task.draft_tokens, task.new_tokens, task.seed)
     generator = torch.Generator().manual_seed(task.seed)

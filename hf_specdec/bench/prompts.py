@@ -67,10 +67,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool |
     if tokenizer.chat_template is None:
         raise ArgumentError("the tokenizer has no chat template: pass chat=False (--no-chat)")
     messages = [{"role": "user", "content": text}]
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    return torch.as_tensor(encoded["input_ids"])
+    tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return torch.tensor([tokens])
 
 
 def select_prompts(

@@ -27,13 +27,24 @@ from hf_specdec.cli.options import Dtype, build_strategy
 from hf_specdec.cli.panels import GrowingPanel, side_by_side
 from hf_specdec.demo_model import DEMO_MODEL_NAME, load_demo_model, make_layer_draft
 
-DEFAULT_PROMPT = (
-    "Rewrite this paragraph in the past tense: The harbour wakes before the sun. Boats leave the harbour one by one, "
-    "and the gulls follow the boats. At noon the boats return, the gulls return with the boats, and the market opens "
-    "beside the harbour. In the evening the harbour is quiet again."
-)
-# Layers of the untrained draft model that strategies with a draft model get here.
-DRAFT_LAYERS = 10
+DEFAULT_PROMPT = """Write this class again and add a method `size` that returns the number of items.
+
+```python
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+
+    def peek(self):
+        return self.items[-1]
+```"""
+# Layers of the untrained draft that strategies with a draft model get here: the cheaper a poor draft, the better.
+DRAFT_LAYERS = 2
 _WARM_UP_TOKENS = 4
 
 Generate = Callable[[int, BaseStreamer | None], torch.Tensor]
@@ -67,7 +78,9 @@ class Side:
 
 @command
 def demo(
-    prompt: Annotated[str, typer.Argument(help="What to say to the model.")] = DEFAULT_PROMPT,
+    prompt: Annotated[
+        str, typer.Argument(help="What to say; a class to rewrite if not given.", show_default=False)
+    ] = DEFAULT_PROMPT,
     strategy: Annotated[str, typer.Option(help="Name of the strategy.")] = "prompt_lookup",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above it, sample.")] = 0.0,
@@ -108,6 +121,12 @@ def demo(
         )
         return
     output_console().print(_table(sides, difference, gap))
+    if draft is not None:
+        message_console().print(
+            f"The draft model is the first {DRAFT_LAYERS} layers of the target, untrained: it shows that a poor draft "
+            "costs time and never changes the text. A trained draft model gains.",
+            style="dim",
+        )
 
 
 def _plain(model: PreTrainedModel, input_ids: torch.Tensor, temperature: float, seed: int) -> Generate:
@@ -118,7 +137,7 @@ def _plain(model: PreTrainedModel, input_ids: torch.Tensor, temperature: float, 
             # tokens as the speculative side, so that the two texts can be compared.
             processors.extend([TemperatureLogitsWarper(temperature), KeyedSampler(seed)])
         return torch.as_tensor(
-            model.generate(
+            model.generate(  # type: ignore[operator]
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 do_sample=False,
@@ -182,6 +201,8 @@ def _run(
                 seconds = perf_counter() - started
             tokens = panel.collector.tokens
             sides.append(Side(panel.text, tokens, seconds, len(tokens) / clock.target_forwards))
+    # Without a terminal the last frame does not end its line.
+    console.line()
     return sides
 
 

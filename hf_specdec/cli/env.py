@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.table import Table
-from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
+from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
 from hf_specdec import drafter_names
 from hf_specdec.bench import device_name, package_versions, usable_cores

@@ -11,13 +11,13 @@ from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TextStreamer
 
 import hf_specdec
-from hf_specdec import SpeculationStats
+from hf_specdec import SpeculationStats, SpeculativeOutput
 from hf_specdec.bench import encode_prompt
 from hf_specdec.cli.console import command, message_console, output_console, print_json
 from hf_specdec.cli.options import Dtype, Verification, build_strategy
 
 
-class ConsoleStreamer(TextStreamer):  # type: ignore[misc]
+class ConsoleStreamer(TextStreamer):
     """Writes the growing text to a rich console, without reading markup in it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
@@ -41,7 +41,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample among the k likeliest tokens; 0 is off.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling; drawn when not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the model.")] = Dtype.auto,
+    dtype: Annotated[Dtype | None, typer.Option(help="Number format; by default the checkpoint's.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first accelerator if any.")] = None,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
     verification: Annotated[Verification, typer.Option(help="How drafts are checked.")] = Verification.keyed,
@@ -50,11 +50,12 @@ def generate(
     """Generate from any causal language model, streaming to the terminal."""
     drafter = build_strategy(strategy, strategy_args)
     place = _device(device)
-    target = AutoModelForCausalLM.from_pretrained(model, dtype=dtype.resolve()).to(place)
+    number_format = "auto" if dtype is None else dtype.resolve()
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=number_format).to(place)  # type: ignore[arg-type]
     tokenizer = AutoTokenizer.from_pretrained(model)
     draft = None
     if assistant is not None:
-        draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=dtype.resolve()).to(place)
+        draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=number_format).to(place)  # type: ignore[arg-type]
     input_ids = encode_prompt(tokenizer, prompt, chat=chat).to(place)
     arguments: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
@@ -72,6 +73,8 @@ def generate(
         return_dict_in_generate=True,
         **arguments,
     )
+    assert isinstance(output, SpeculativeOutput)
+    assert output.speculation is not None
     tokens = output.sequences[0, input_ids.shape[1] :].tolist()
     if as_json:
         print_json(

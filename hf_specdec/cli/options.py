@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -17,17 +17,14 @@ from hf_specdec.registry import create_drafter
 
 
 class Dtype(StrEnum):
-    """Number formats that a model can be loaded in; `auto` is the format of the checkpoint."""
+    """Number formats that a model can be loaded in."""
 
-    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
 
-    def resolve(self) -> torch.dtype | str:
-        """The value for `from_pretrained(dtype=...)`."""
-        if self is Dtype.auto:
-            return "auto"
+    def resolve(self) -> torch.dtype:
+        """The format as torch knows it."""
         dtype: torch.dtype = getattr(torch, self.value)
         return dtype
 
@@ -51,8 +48,7 @@ def build_strategy(name: str, arguments: str | None) -> Drafter:
         raise typer.BadParameter(str(error), param_hint="--strategy") from error
     if not arguments:
         return strategy
-    fields = dataclasses.fields(strategy) if dataclasses.is_dataclass(strategy) else ()
-    known = [field.name for field in fields if field.init]
+    known: list[str] = [field.name for field in fields(strategy) if field.init] if is_dataclass(strategy) else []
     settings = parse_settings(arguments)
     unknown = [setting for setting in settings if setting not in known]
     if unknown:
@@ -61,7 +57,7 @@ def build_strategy(name: str, arguments: str | None) -> Drafter:
             param_hint="--strategy-args",
         )
     try:
-        return dataclasses.replace(strategy, **settings)  # type: ignore[type-var]
+        return type(strategy)(**settings)
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy-args") from error
 

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 _RESERVED_LINES = 5
 
 
-class TokenCollector(BaseStreamer):  # type: ignore[misc]
+class TokenCollector(BaseStreamer):
     """A streamer that only stores token ids: decoding happens when the screen is drawn, not between two forwards."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class GrowingPanel:
         if self.waiting:
             yield Panel(Text("waiting", style="dim"), title=self._title, border_style="dim")
             return
-        lines = Text(self.text).wrap(console, options.max_width - 4)
+        lines = list(Text(self.text).wrap(console, options.max_width - 4))
         if not self.collector.finished:
             # While it grows, its end is what one wants to see; the whole text is drawn once it is complete.
             del lines[: max(0, len(lines) - (console.height - _RESERVED_LINES))]

@@ -162,7 +162,7 @@ def test_first_difference() -> None:
 
 def test_score_gap_is_the_distance_of_the_logits_at_the_fork(model: PreTrainedModel) -> None:
     prompt = torch.tensor([[5, 6]])
-    logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1].detach()
     gap = score_gap(model, prompt, [7, 8, 9], [7, 10, 9])
     assert gap == pytest.approx(float(logits[8] - logits[10]))
     assert score_gap(model, prompt, [7, 8], [7, 8]) is None

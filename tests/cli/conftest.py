@@ -50,6 +50,8 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: 
         eos_token_id=1,
     )
     model = LlamaForCausalLM(config)
+    # A random model ends its text anywhere; with a logit of 0 the end token is never the likeliest.
+    model.lm_head.weight.data[1] = 0
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder

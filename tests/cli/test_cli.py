@@ -108,7 +108,8 @@ class TestGenerate:
         ]  # fmt: skip
         # The draft is the target, so everything is accepted and the depth alone decides the number of rounds.
         shallow, deep = (
-            json.loads(invoke(*arguments, "--strategy-args", f"depth={depth},nodes=9").stdout) for depth in (1, 6)
+            json.loads(invoke(*arguments, "--strategy-args", f"depth={depth},nodes=9,min_gain=0").stdout)
+            for depth in (1, 6)
         )
         assert shallow["token_ids"] == deep["token_ids"]
         assert max(map(int, shallow["stats"]["accepted_lengths"])) == 1
