@@ -83,7 +83,7 @@ def make_layer_draft(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:layers]
-    draft: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
     )
     wanted = draft.state_dict().keys()

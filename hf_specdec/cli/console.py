@@ -38,7 +38,7 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         # A terminal program's lines should be its own: loading bars of the libraries would break into panels and JSON.
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()
         try:
             function(*args, **kwargs)
         # OSError is what transformers raises for a model that is not there.
