@@ -59,13 +59,13 @@ class Prompt:
         """
         mask = model_kwargs.get("attention_mask")
         num_columns = mask.shape[1] if mask is not None else dropped_mask_length(config) or input_ids.shape[1]
-        prompt = cls(
-            input_ids, mask, num_columns, num_cached, model_kwargs["position_ids"].expand(input_ids.shape[0], -1)
-        )
+        positions = model_kwargs["position_ids"].expand(input_ids.shape[0], -1)
+        prompt = cls(input_ids, mask, num_columns, num_cached, positions)
         if not 0 <= prompt.first_fed < input_ids.shape[1]:
             raise ArgumentError(
-                f"cache holds {num_cached} tokens but input_ids with attention_mask describe a text of {num_columns}; pass "
-                "the whole text including what is cached, at least one token longer than the cache (cache.crop(-1) drops one)"
+                f"cache holds {num_cached} tokens but input_ids with attention_mask describe a text of {num_columns}; "
+                "pass the whole text including what is cached, at least one token longer than the cache "
+                "(cache.crop(-1) drops one)"
             )
         return prompt
 
@@ -118,13 +118,10 @@ class Call:
 
     def _prefill_chunk(self, first: int, last: int) -> ForwardOutput:
         prompt = self.prompt
-        inputs: dict[str, Any] = {
-            "position_ids": prompt.position_ids[
-                :, first - prompt.input_ids.shape[1] : last - prompt.input_ids.shape[1]
-            ]
-        }
+        width = prompt.input_ids.shape[1]
+        inputs: dict[str, Any] = {"position_ids": prompt.position_ids[:, first - width : last - width]}
         if prompt.mask is not None:
-            inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - prompt.input_ids.shape[1]]
+            inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - width]
         for name in ("logits_to_keep", "output_hidden_states"):
             if name in self.model_kwargs:
                 inputs[name] = self.model_kwargs[name]
@@ -220,10 +217,10 @@ class Call:
         if not self.config.return_dict_in_generate:
             return self.emitter.sequences
         return SpeculativeOutput(
-            sequences=self.emitter.sequences,
-            scores=self.recorder.scores,
-            logits=self.recorder.logits,
-            hidden_states=self.recorder.hidden_states,
+            sequences=self.emitter.sequences,  # type: ignore[arg-type]  # annotated LongTensor
+            scores=self.recorder.scores,  # type: ignore[arg-type]  # these three are annotated as 1-tuples
+            logits=self.recorder.logits,  # type: ignore[arg-type]
+            hidden_states=self.recorder.hidden_states,  # type: ignore[arg-type]
             cache=self.loan.lender,
             speculation=self.stats,
         )

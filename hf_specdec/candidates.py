@@ -22,9 +22,9 @@ from hf_specdec.tree import DraftTree
 class DrafterCandidateGenerator(CandidateGenerator):
     """Lets stock assisted decoding verify what a chain drafter proposes.
 
-    Drafts are the drafter's best guesses without randomness and are returned without probabilities: stock generate then
-    samples from the target and compares, which is exact. It is that loop, with its limits (one row, stop rules once a
-    block); `strategy=` has none of them.
+    Drafts are the drafter's best guesses without randomness and are returned without probabilities: stock generate
+    then samples from the target and compares, which is exact. It is that loop, with its limits (one row, stop rules
+    once a block); `strategy=` has none of them.
 
     Args:
         drafter: any drafter with `chains_only`.
@@ -57,7 +57,9 @@ class DrafterCandidateGenerator(CandidateGenerator):
         self._context: DraftContext | None = None
         self._tree: DraftTree | None = None
 
-    def get_candidates(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def get_candidates(  # type: ignore[override]  # transformers' own lookup generator returns None too
+        self, input_ids: Tensor, **kwargs: Any
+    ) -> tuple[Tensor, None]:
         """Extend `input_ids`, int64 `[1, length]`, by the drafted chain."""
         context = self._updated_context(input_ids)
         if self._drafter is None:
@@ -99,7 +101,8 @@ class DrafterCandidateGenerator(CandidateGenerator):
     def _budget(self, length: int) -> int:
         """Stock decoding adds one token of its own, so a chain may fill all but one of the free places."""
         new_tokens = self._config.max_new_tokens
-        limit = self._context.prompt.shape[1] + new_tokens if new_tokens and self._context else self._config.max_length
+        context = self._context
+        limit: int = context.prompt.shape[1] + new_tokens if new_tokens and context else self._config.max_length
         return max(limit - length - 1, 0)
 
 
@@ -115,7 +118,7 @@ def _complete(config: GenerationConfig, model: PreTrainedModel) -> GenerationCon
 def stock_assisted(model: PreTrainedModel, generator: CandidateGenerator) -> Iterator[PreTrainedModel]:
     """Inside the block, `model.generate(..., prompt_lookup_num_tokens=1)` takes its candidates from `generator`.
 
-    Use a new generator for every call of `generate`. The model is as before afterwards.
+    Use a new generator for each call of `generate`. The model is as before afterwards.
     """
     with candidate_generator_override(model, generator):
         yield model

@@ -42,11 +42,11 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 @contextmanager
 def candidate_generator_override(model: PreTrainedModel, generator: CandidateGenerator) -> Iterator[None]:
     """Make the model's assisted decoding use `generator`, which `generate` has no argument for."""
-    model._get_candidate_generator = lambda **kwargs: generator
+    setattr(model, "_get_candidate_generator", lambda **kwargs: generator)  # noqa: B010  (an attribute mypy cannot know)
     try:
         yield
     finally:
-        del model._get_candidate_generator
+        delattr(model, "_get_candidate_generator")  # noqa: B043
 
 
 def default_generation_settings(config: GenerationConfig) -> dict[str, Any]:

@@ -91,6 +91,6 @@ def check_model_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any], num
         raise ArgumentError("input_ids is empty; speculation needs at least one prompt token, such as BOS")
     if "prepare_inputs_for_generation" in vars(model):
         raise UnsupportedError(
-            "this model object prepares its inputs in its own way (PEFT prompt learning does), which tree forwards would "
-            "bypass; merge the adapter or use stock generate"
+            "this model object prepares its inputs in its own way (PEFT prompt learning does), which tree forwards "
+            "would bypass; merge the adapter or use stock generate"
         )

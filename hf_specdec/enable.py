@@ -36,13 +36,13 @@ def enable(model: PreTrainedModel) -> None:
         raise ArgumentError(
             "this model object's generate was replaced already; use custom_generate=Speculation(...) instead"
         )
-    model.generate = types.MethodType(generate, model)  # type: ignore[method-assign]
+    vars(model)["generate"] = types.MethodType(generate, model)
 
 
 def disable(model: PreTrainedModel) -> None:
     """Undo `enable`; a model that is not enabled stays as it is."""
     if is_enabled(model):
-        del model.generate
+        del vars(model)["generate"]
 
 
 def is_enabled(model: PreTrainedModel) -> bool:
@@ -80,7 +80,7 @@ def generate(
     Args:
         model: the target.
         args, kwargs: everything else that transformers' `generate` takes.
-        strategy: a registered name or a `Drafter`; also read from `generation_config.strategy`. None is stock generate.
+        strategy: a registered name or a `Drafter`; also read from `generation_config.strategy`. None: stock generate.
         seed, verification: see `Speculation`.
         assistant_model, streamer, tokenizer, assistant_tokenizer: as in transformers.
 
@@ -89,17 +89,17 @@ def generate(
         UnsupportedError: a feature that is not honoured, named, with the cure.
     """
     kwargs |= _by_name(model, args)
-    own = {
+    strategy = strategy if strategy is not None else _strategy_of(kwargs.get("generation_config"))
+    own: dict[str, Any] = {
         "assistant_model": assistant_model,
         "streamer": streamer,
         "tokenizer": tokenizer,
         "assistant_tokenizer": assistant_tokenizer,
     }
-    strategy = strategy if strategy is not None else _strategy_of(kwargs.get("generation_config"))
     if strategy is None:
         if seed is not None or verification is not None:
             raise ArgumentError("seed= and verification= belong to strategy=; without one, use transformers.set_seed")
-        return type(model).generate(model, **kwargs, **{k: v for k, v in own.items() if v is not None})
+        return _stock_generate(model, **kwargs, **{name: value for name, value in own.items() if value is not None})
     _refuse_early(kwargs)
     explicit = _explicit_settings(kwargs)
     stop_strings = _take_stop_strings(model, kwargs)
@@ -108,7 +108,14 @@ def generate(
     )
     if streamer is not None:
         kwargs["streamer"] = streamer  # stock generate hands it the prompt, the loop everything after
-    return type(model).generate(model, **kwargs)
+    return _stock_generate(model, **kwargs)
+
+
+def _stock_generate(model: PreTrainedModel, **kwargs: Any) -> SpeculativeOutput | Tensor:
+    """The class's own generate, whatever the object's says."""
+    method: Any = type(model).generate  # type: ignore[attr-defined]  # a mixin that PreTrainedModel does not declare
+    output: SpeculativeOutput | Tensor = method(model, **kwargs)
+    return output
 
 
 def _by_name(model: PreTrainedModel, args: tuple[Any, ...]) -> dict[str, Any]:

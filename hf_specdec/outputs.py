@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_specdec.emit import Emitter
 from hf_specdec.runner import ForwardOutput

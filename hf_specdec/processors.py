@@ -1,4 +1,4 @@
-"""How the call's logits processors may be run: which are functions of the scores, which of one row, which of the batch."""
+"""How the call's logits processors may be run: on scores alone, row by row, or only with the whole batch."""
 
 from __future__ import annotations
 
@@ -99,12 +99,11 @@ class RowProcessors:
         if not self._whole:
             return scores
         if self.lockstep or self._batch_size == 1:
-            result: Tensor = self._whole(_stack(prefixes), scores)
+            result: Tensor = self._whole(_stack(prefixes), scores)  # type: ignore[arg-type]
             return result
-        processed = [
-            self._rows[row](prefix[None], scores[i : i + 1])
-            for i, (row, prefix) in enumerate(zip(rows, prefixes, strict=True))
-        ]
+        processed = []
+        for i, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
+            processed.append(self._rows[row](prefix[None], scores[i : i + 1]))  # type: ignore[arg-type]
         return _stack([row[0] for row in processed])
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -126,8 +125,8 @@ def check_runnable(model: PreTrainedModel) -> None:
     if not {"cache", "position_ids", "attention_mask"} <= parameters:
         missing = ", ".join(sorted({"cache", "position_ids", "attention_mask"} - parameters))
         raise UnsupportedModelError(
-            f"{name}.forward takes no {missing}, so the nodes of a tree cannot be given their positions (as in models with "
-            "ALiBi or recurrent state); use stock generate for this model"
+            f"{name}.forward takes no {missing}, so the nodes of a tree cannot be given their positions (as in models "
+            "with ALiBi or recurrent state); use stock generate for this model"
         )
     AttentionKinds.of(model.config)
 

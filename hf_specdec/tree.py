@@ -109,7 +109,7 @@ class DraftTree:
         return torch.tensor([row + [0] * (self.width - len(row)) for row in self.row_depths])
 
     def ancestors(self) -> Tensor:
-        """bool `[B, n, n]`: `[b, i, j]` is True iff node j is node i or one of its ancestors. Dead nodes see themselves."""
+        """bool `[B, n, n]`: `[b, i, j]` says whether node j is node i or an ancestor; dead nodes see themselves."""
         mask = torch.eye(self.width, dtype=torch.bool).repeat(self.batch_size, 1, 1)
         view = mask.numpy()  # shares memory; row-wise "or" is several times faster than on small tensors
         for row, parents in enumerate(self.parents):

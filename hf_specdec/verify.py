@@ -39,7 +39,7 @@ def walk(tree: DraftTree, emitter: Emitter, decide: Decide) -> list[list[int]]:
         rows that took no part. Stop rules that hit inside the block have already cut the path.
     """
     paths: list[list[int]] = [[] for _ in range(tree.batch_size)]
-    active = {row: 0 for row in emitter.open_rows()}
+    active = dict.fromkeys(emitter.open_rows(), 0)
     while active:
         for row, node in active.items():
             paths[row].append(node)

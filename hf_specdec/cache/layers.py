@@ -35,8 +35,10 @@ class TreeLayer(CacheLayerMixin):
     is_compileable = False
 
     def __init__(self, rows: RaggedRows | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = 0
+        self.keys: Tensor = torch.empty(0)
+        self.values: Tensor = torch.empty(0)
         self._rows = rows if rows is not None else RaggedRows()
         self._key_buffer: Tensor = torch.empty(0)
         self._value_buffer: Tensor = torch.empty(0)
@@ -161,6 +163,8 @@ class TreeCache(Cache):
     text plus 16 slots. Layers are created as the model asks for them; every layer keeps full rows, also where the
     model attends through a sliding window.
     """
+
+    layers: list[TreeLayer]  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.rows = RaggedRows()

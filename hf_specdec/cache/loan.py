@@ -55,8 +55,9 @@ class CacheLoan:
         """Write what the `TreeCache` holds now into the lender; its rows must be equally long."""
         if self.cache is self.lender:
             return
-        while len(self.lender.layers) < len(self.cache.layers):  # a DynamicCache makes its layers on first use
-            self.lender.layers.append(self.lender.layer_class_to_replicate())
+        make_layer = self.lender.layer_class_to_replicate
+        while make_layer is not None and len(self.lender.layers) < len(self.cache.layers):
+            self.lender.layers.append(make_layer())  # a DynamicCache makes its layers on first use
         for lent, layer in zip(self.cache.layers, self.lender.layers, strict=True):
             if lent.is_initialized:
                 _give_back(lent, layer)
@@ -93,11 +94,12 @@ def _borrow(layer: Any, cache: TreeCache) -> TreeLayer:
 
 
 def _kept_rows(layer: Any, length: int) -> tuple[Tensor, Tensor]:
+    keys, values = layer.keys, layer.values
     if isinstance(layer, StaticLayer):
         stored = min(length, layer.max_cache_len)
-        return layer.keys[:, :, :stored], layer.values[:, :, :stored]
-    stored = min(length, layer.keys.shape[2])  # while a layer records its past it may hold more than its window
-    return layer.keys[:, :, layer.keys.shape[2] - stored :], layer.values[:, :, layer.values.shape[2] - stored :]
+        return keys[:, :, :stored], values[:, :, :stored]
+    stored = min(length, keys.shape[2])  # while a layer records its past it may hold more than its window
+    return keys[:, :, keys.shape[2] - stored :], values[:, :, values.shape[2] - stored :]
 
 
 def _pad_front(states: Tensor, count: int) -> Tensor:

@@ -40,14 +40,19 @@ class AttentionKinds:
         for name, layer in zip(names, layers, strict=True):
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or "chunk" in name:
                 raise UnsupportedModelError(
-                    f"{type(config).__name__} has {name} layers ({type(layer).__name__}), whose state cannot be rolled "
-                    "back to the accepted tokens; use stock generate for this model"
+                    f"{type(config).__name__} has {name} layers ({type(layer).__name__}), whose state cannot be "
+                    "rolled back to the accepted tokens; use stock generate for this model"
                 )
             window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
             if windows.setdefault(name, window) != window:
                 raise UnsupportedModelError(f"{type(config).__name__} has {name} layers with different windows")
         if getattr(text_config, "attention_chunk_size", None) is not None:
             raise UnsupportedModelError(f"{type(config).__name__} attends in chunks, which tree masks do not follow")
+        if "local" in getattr(text_config, "attention_layers", ()):
+            raise UnsupportedModelError(
+                f"{type(config).__name__} applies its local window by cache slot, where the branches of a tree do not "
+                "stand at their positions; use stock generate for this model"
+            )
         return cls(windows, takes_dict=len(windows) > 1)
 
 

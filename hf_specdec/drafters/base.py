@@ -103,7 +103,9 @@ class Drafter(ABC):
             A tree for each row, with `context.pending_tokens` as roots.
         """
 
-    def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
+    def observe(  # noqa: B027  (a drafter that learns nothing overrides nothing)
+        self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs
+    ) -> None:
         """Learn from a verified round.
 
         Args:

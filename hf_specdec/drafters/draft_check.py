@@ -43,8 +43,9 @@ def check_draft_model(
         _check_same_tokenizer(tokenizer, assistant_tokenizer)
     elif abs(sizes[0] - sizes[1]) > _MAX_PADDING:
         raise DraftModelError(
-            f"the target knows {sizes[0]} tokens and assistant_model {sizes[1]}: they seem to have different tokenizers; "
-            "take a draft model of the same family, or pass tokenizer= and assistant_tokenizer= if they are the same"
+            f"the target knows {sizes[0]} tokens and assistant_model {sizes[1]}: they seem to have different "
+            "tokenizers; take a draft model of the same family, or pass tokenizer= and assistant_tokenizer= if they are "
+            "the same"
         )
     return draft
 

@@ -100,5 +100,6 @@ class DraftModel:
         known = logits[:, : self._vocab_size].float()
         if known.shape[1] < self._vocab_size:
             known = torch.nn.functional.pad(known, (0, self._vocab_size - known.shape[1]), value=-torch.inf)
-        scores: Tensor = self._processors(known.new_empty((known.shape[0], 0), dtype=torch.int64), known)
+        no_prefix = known.new_empty((known.shape[0], 0), dtype=torch.int64)
+        scores: Tensor = self._processors(no_prefix, known)  # type: ignore[arg-type]
         return scores

@@ -1,4 +1,7 @@
-"""A draft model that guesses a tree, grown where the draft is surest (EAGLE-2, Li et al. 2024; OPT-Tree, Wang et al. 2024)."""
+"""A draft model that guesses a tree, grown where the draft is surest.
+
+After EAGLE-2 (Li et al. 2024) and OPT-Tree (Wang et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class Tree(Drafter):
 
     Level by level the draft runs the likeliest nodes and each gets `branching` children; a node's score is the product
     of the probabilities along its path. With keyed noise or greedy decoding the `nodes` best of all grown nodes are
-    kept. With rejection sampling the children are drawn at random and all are kept, since dropping some for their value
-    would change the law.
+    kept. With rejection sampling the children are drawn at random and all are kept, since dropping some for their
+    value would change the law.
 
     Args:
         nodes: number of guesses a round.
@@ -164,7 +167,7 @@ class _Row:
         return sorted(chosen)
 
     def best(self, count: int) -> _Row:
-        """The `count` best nodes as a tree of its own. A path never scores higher than its start, so parents come along."""
+        """The `count` best nodes as a tree of its own; no node scores higher than its parent, so parents come along."""
         order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[:count]
         kept = [0, *sorted(order)]
         index = {node: position for position, node in enumerate(kept)} | {-1: -1}
