@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from docs_hub import build_hub
 
 import hf_specdec
+from docs_hub import build_hub
 from hf_specdec import registry
 
 ROOT = Path(__file__).parent.parent
