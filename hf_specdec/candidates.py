@@ -48,7 +48,7 @@ class DrafterCandidateGenerator(CandidateGenerator):
         if not isinstance(drafter, Drafter) or not drafter.chains_only:
             raise ArgumentError(f"the stock loop verifies chains only; {drafter!r} may draft trees (see chains_only)")
         if drafter.needs_draft_model:
-            check_draft_model(model, assistant_model, None, None, chains_only=True, batch_size=1)
+            check_draft_model(model, assistant_model, None, None, chains_only=True, single_row=True)
         self._settings = drafter
         self._model = model
         self._assistant_model = assistant_model

@@ -8,7 +8,6 @@ without replacement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -33,13 +32,8 @@ def gumbel(seed: int, row: int, step: int, vocab_size: int, device: torch.device
     Returns:
         float64 `[V]`.
     """
-    return gumbel_rows([(seed, row, step)], vocab_size, device)[0]
-
-
-def gumbel_rows(keys: Sequence[tuple[int, int, int]], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """`gumbel` for several (seed, row, step) keys at once: float64 `[len(keys), V]`."""
-    starts = torch.tensor([_signed(_key(*key)) for key in keys], device=device)
-    bits = _mix_tensor(starts[:, None] + _counters(vocab_size, str(device))[None])
+    start = _signed(_key(seed, row, step))
+    bits = _mix_tensor(_counters(vocab_size, str(device)) + start)
     uniform = (_shift(bits, 12).double() + 0.5) * 2.0**-52  # 52 bits and a half: never 0, never 1, no rounding
     return uniform.log_().neg_().log_().neg_()
 

@@ -131,16 +131,21 @@ def check_runnable(model: PreTrainedModel) -> None:
     AttentionKinds.of(model.config)
 
 
-def check_attention(model: PreTrainedModel, chains_only: bool, batch_size: int) -> None:
+def check_attention(model: PreTrainedModel, chains_only: bool, single_row: bool) -> None:
     """Check that the attention implementation can verify what will be drafted.
 
+    Args:
+        model: target or draft.
+        chains_only: whether only chains will be drafted.
+        single_row: whether the prompt is one row without padding.
+
     Raises:
-        UnsupportedError: a tree, or several rows, under attention that takes no dense mask.
+        UnsupportedError: a tree, or padding, under attention that takes no dense mask.
     """
     attention = attention_implementation(model)
-    if attention in TREE_ATTENTION or (chains_only and batch_size == 1):
+    if attention in TREE_ATTENTION or (chains_only and single_row):
         return
-    what = f"a batch of {batch_size}" if chains_only else "a strategy that drafts trees"
+    what = "a batch or a padded prompt" if chains_only else "a strategy that drafts trees"
     raise UnsupportedError(
         f"attention {attention!r} takes no dense tree mask, which {what} needs; "
         'call model.set_attn_implementation("sdpa"), or use a chain strategy with one row'

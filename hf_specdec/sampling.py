@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from hf_specdec.errors import ArgumentError, NonFiniteLogitsError
-from hf_specdec.noise import gumbel_rows
+from hf_specdec.noise import gumbel
 
 Seed = int | Sequence[int]
+
+_MAX_KEPT_NOISE = 64  # positions; 8 bytes a token of the vocabulary each
 
 
 def row_seeds(seed: Seed, batch_size: int) -> list[tuple[int, int]]:
@@ -92,6 +94,7 @@ class Sampling:
     def __init__(self, seeds: list[tuple[int, int]] | None, fresh: torch.Generator | None = None) -> None:
         self.seeds = seeds
         self.fresh = fresh
+        self._noise: dict[tuple[int, int], Tensor] = {}  # draft and target ask for the same positions
 
     @property
     def greedy(self) -> bool:
@@ -148,8 +151,16 @@ class Sampling:
         if self.seeds is None:
             return scores
         device = noise_device(scores.device)
-        keys = [(*self.seeds[row], step) for row, step in zip(rows, steps, strict=True)]
-        return gumbel_rows(keys, scores.shape[-1], device).add_(scores.to(device))
+        noise = [self._noise_at(row, step, scores.shape[-1], device) for row, step in zip(rows, steps, strict=True)]
+        return torch.stack(noise).add_(scores.to(device))
+
+    def _noise_at(self, row: int, step: int, vocab_size: int, device: torch.device) -> Tensor:
+        assert self.seeds is not None
+        if (row, step) not in self._noise:
+            if len(self._noise) >= _MAX_KEPT_NOISE:
+                self._noise.clear()
+            self._noise[row, step] = gumbel(*self.seeds[row], step, vocab_size, device)
+        return self._noise[row, step].to(device)
 
     def _fresh_noise(self, scores: Tensor) -> Tensor:
         assert self.fresh is not None

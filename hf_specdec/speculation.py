@@ -133,8 +133,10 @@ class Speculation:
         check_runnable(model)
         check_generation_config(config)
         check_model_inputs(model, model_kwargs, input_ids.shape[1])
-        check_attention(model, self.drafter.chains_only, input_ids.shape[0])
-        draft_model = self._check_draft_model(model, input_ids.shape[0])
+        mask = model_kwargs.get("attention_mask")
+        single_row = input_ids.shape[0] == 1 and (mask is None or bool(mask.all()))
+        check_attention(model, self.drafter.chains_only, single_row)
+        draft_model = self._check_draft_model(model, single_row)
         if self.stop_strings is not None:
             assert self.tokenizer is not None
             criteria = StoppingCriteriaList([*criteria, StopStringCriteria(self.tokenizer, self.stop_strings)])
@@ -157,11 +159,11 @@ class Speculation:
             check_tree_logits(draft_model)
         return call
 
-    def _check_draft_model(self, model: PreTrainedModel, batch_size: int) -> PreTrainedModel | None:
+    def _check_draft_model(self, model: PreTrainedModel, single_row: bool) -> PreTrainedModel | None:
         if self.assistant_model is None:
             return None
         return check_draft_model(
-            model, self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.drafter.chains_only, batch_size
+            model, self.assistant_model, self.tokenizer, self.assistant_tokenizer, self.drafter.chains_only, single_row
         )
 
     def _explicit_settings(self, config: GenerationConfig) -> frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.noise import gumbel_rows
+from hf_specdec.noise import gumbel
 from hf_specdec.sampling import noise_device
 
 
@@ -53,6 +53,6 @@ def score_gap(
     text = torch.cat([prompt_ids, common], dim=1)
     scores = model(text, logits_to_keep=1).logits[:, -1].float()
     if temperature > 0:
-        noise = gumbel_rows([(seed, 0, index)], scores.shape[-1], noise_device(scores.device))
+        noise = gumbel(seed, 0, index, scores.shape[-1], noise_device(scores.device))
         scores = scores.to(noise.device) / temperature + noise
     return float(scores[0, reference[index]] - scores[0, other[index]])

@@ -52,6 +52,8 @@ class Assisted(Drafter):
             _Chain(pending, min(self._length.tokens, budget))
             for pending, budget in zip(context.pending_tokens, context.budgets, strict=True)
         ]
+        if not any(chain.grows for chain in chains):
+            return DraftTree.roots(context.pending_tokens)
         scores = self._draft.catch_up(context.texts)
         for depth in range(1, max(chain.limit for chain in chains) + 1):
             growing = [row for row, chain in enumerate(chains) if chain.grows]

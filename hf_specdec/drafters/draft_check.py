@@ -20,7 +20,7 @@ def check_draft_model(
     tokenizer: PreTrainedTokenizerBase | None,
     assistant_tokenizer: PreTrainedTokenizerBase | None,
     chains_only: bool,
-    batch_size: int,
+    single_row: bool,
 ) -> PreTrainedModel:
     """The draft model, checked.
 
@@ -35,7 +35,7 @@ def check_draft_model(
         )
     try:
         check_runnable(draft)
-        check_attention(draft, chains_only, batch_size)
+        check_attention(draft, chains_only, single_row)
     except UnsupportedError as error:
         raise DraftModelError(f"assistant_model cannot draft: {error}") from error
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
@@ -44,8 +44,8 @@ def check_draft_model(
     elif abs(sizes[0] - sizes[1]) > _MAX_PADDING:
         raise DraftModelError(
             f"the target knows {sizes[0]} tokens and assistant_model {sizes[1]}: they seem to have different "
-            "tokenizers; take a draft model of the same family, or pass tokenizer= and assistant_tokenizer= if they are "
-            "the same"
+            "tokenizers; take a draft model of the same family, or pass tokenizer= and assistant_tokenizer= if they "
+            "are the same"
         )
     return draft
 

@@ -78,8 +78,11 @@ class Tree(Drafter):
             _Row(pending, min(budget, self._levels))
             for pending, budget in zip(context.pending_tokens, context.budgets, strict=True)
         ]
-        scores = self._draft.catch_up(context.texts)
+        self._grown = rows
         growing = [row for row, tree in enumerate(rows) if tree.limit > 0]
+        if not growing:
+            return DraftTree.roots(context.pending_tokens)
+        scores = self._draft.catch_up(context.texts)
         self._add_children(context, rows, plan, [(row, 0) for row in growing], scores[growing])
         tail = 0
         for depth in range(1, self._levels):
@@ -167,7 +170,7 @@ class _Row:
         return sorted(chosen)
 
     def best(self, count: int) -> _Row:
-        """The `count` best nodes as a tree of its own; no node scores higher than its parent, so parents come along."""
+        """The `count` best nodes as a tree: no node scores higher than its parent, so parents come along."""
         order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[:count]
         kept = [0, *sorted(order)]
         index = {node: position for position, node in enumerate(kept)} | {-1: -1}
