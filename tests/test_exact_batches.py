@@ -178,4 +178,4 @@ def test_rows_run_ahead_of_each_other(target: PreTrainedModel) -> None:
 
 def test_seeds_must_fit_the_batch(target: PreTrainedModel) -> None:
     with pytest.raises(ArgumentError, match="seed has 3 numbers for 2 rows"):
-        generate(target, **texts.padded([3, 4]), do_sample=True, seed=[1, 2, 3], strategy="none")
+        generate(target, **texts.padded([3, 4]), max_new_tokens=4, do_sample=True, seed=[1, 2, 3], strategy="none")

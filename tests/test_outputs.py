@@ -1,0 +1,203 @@
+"""`return_dict_in_generate` gives what stock `generate` gives, one entry a token, and the counts of the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import texts
+import zoo
+from hf_specdec import SpeculativeOutput, Tree, UnsupportedError, generate
+from strategies import STRATEGIES, oracle
+
+EVERYTHING = {
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "output_logits": True,
+    "output_hidden_states": True,
+}
+NEW_TOKENS = 14
+
+
+def run_both(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, batch: dict[str, Any], **settings: Any
+) -> tuple[SpeculativeOutput, Any]:
+    settings = {"max_new_tokens": NEW_TOKENS, **EVERYTHING, **settings}
+    expected = texts.greedy(target, **batch, **settings)
+    arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected.sequences))
+    ours = generate(target, **batch, **settings, do_sample=False, pad_token_id=texts.PAD, **arguments)
+    assert ours.sequences.tolist() == expected.sequences.tolist()
+    return ours, expected
+
+
+def eos_of_row_zero(target: PreTrainedModel, batch: dict[str, Any], position: int) -> int:
+    width = batch["input_ids"].shape[1]
+    return int(texts.greedy(target, **batch, max_new_tokens=NEW_TOKENS)[0, width + position])
+
+
+@pytest.mark.parametrize("eos", [False, True], ids=["endless", "eos"])
+@pytest.mark.parametrize("lengths", [(9,), (1,), (7, 12, 4)], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_everything_that_stock_generate_returns(
+    family: str, strategy: str, lengths: tuple[int, ...], eos: bool
+) -> None:
+    target = zoo.make(family)
+    batch = texts.padded(lengths)
+    settings: dict[str, Any] = {"repetition_penalty": 1.2}
+    if eos:
+        settings["eos_token_id"] = eos_of_row_zero(target, batch, 4)
+
+    ours, expected = run_both(target, zoo.make_draft(target), strategy, batch, **settings)
+
+    for name in ("scores", "logits"):
+        mine, stocks = getattr(ours, name), getattr(expected, name)
+        assert len(mine) == len(stocks) == ours.sequences.shape[1] - batch["input_ids"].shape[1]
+        for one, other in zip(mine, stocks, strict=True):
+            assert one.dtype == other.dtype == torch.float32
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert len(ours.hidden_states) == len(expected.hidden_states)
+    for step, (mine, stocks) in enumerate(zip(ours.hidden_states, expected.hidden_states, strict=True)):
+        assert len(mine) == len(stocks)
+        real = batch["attention_mask"].bool() if step == 0 else torch.ones(len(lengths), 1, dtype=torch.bool)
+        for one, other in zip(mine, stocks, strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one[real], other[real], atol=1e-4, rtol=1e-4)
+    assert ours.attentions is None
+    assert ours.cache.get_seq_length() == expected.cache.get_seq_length()
+
+
+@pytest.mark.parametrize("name", ["scores", "logits", "hidden_states"])
+def test_only_what_is_asked_for(target: PreTrainedModel, name: str) -> None:
+    output = generate(
+        target,
+        **texts.inputs(texts.prompt(5)),
+        max_new_tokens=4,
+        strategy="none",
+        return_dict_in_generate=True,
+        **{f"output_{name}": True},
+    )
+
+    assert [field for field in ("scores", "logits", "hidden_states") if getattr(output, field) is not None] == [name]
+
+
+def test_raw_logits_stay_raw(target: PreTrainedModel) -> None:
+    """A processor that writes into its argument does not reach the logits."""
+
+    def overwrite(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.fill_(0.0)
+
+    output = generate(
+        target,
+        **texts.inputs(texts.prompt(5)),
+        max_new_tokens=4,
+        strategy="none",
+        logits_processor=[overwrite],
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
+    )
+
+    assert all(scores.abs().max() == 0 for scores in output.scores)
+    assert all(logits.abs().max() > 0 for logits in output.logits)
+
+
+def test_attentions_are_refused(target: PreTrainedModel) -> None:
+    with pytest.raises(UnsupportedError, match="output_attentions=True"):
+        generate(target, texts.prompt(5), max_new_tokens=4, strategy="none", output_attentions=True)
+
+
+def test_without_return_dict_it_is_a_tensor(target: PreTrainedModel) -> None:
+    output = generate(target, **texts.inputs(texts.prompt(5)), max_new_tokens=4, strategy="none", output_scores=True)
+
+    assert isinstance(output, torch.Tensor)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (7, 12, 4)], ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_counts_are_consistent(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, lengths: tuple[int, ...]
+) -> None:
+    batch = texts.padded(lengths)
+    eos = eos_of_row_zero(target, batch, 9)
+    forwards: list[int] = []
+    handle = target.register_forward_pre_hook(lambda *args: forwards.append(1))
+
+    settings = {"max_new_tokens": NEW_TOKENS, "eos_token_id": eos, "do_sample": False, "pad_token_id": texts.PAD}
+    expected = texts.greedy(target, **batch, **settings)
+    arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected))
+    generate(target, **batch, **settings, **arguments)  # the model's self-test is behind us
+    forwards.clear()
+    output = generate(target, **batch, **settings, return_dict_in_generate=True, **arguments)
+    handle.remove()
+
+    stats = output.speculation
+    new = output.sequences[:, max(lengths) :].tolist()
+    assert stats.emitted == sum(row.index(eos) + 1 if eos in row else len(row) for row in new)
+    assert stats.rounds <= NEW_TOKENS
+    assert len(forwards) in (stats.rounds + 1, stats.rounds + 2)  # the prompt; and padding for the cache of early rows
+    assert stats.row_rounds == sum(stats.accepted_lengths.values())
+    assert stats.accepted == sum(length * times for length, times in stats.accepted_lengths.items())
+    assert stats.accepted <= stats.drafted
+    assert stats.accepted + stats.row_rounds >= stats.emitted
+    if len(lengths) == 1:
+        assert stats.accepted + stats.row_rounds == stats.emitted
+    assert stats.tokens_per_forward == stats.emitted / stats.row_rounds
+    assert stats.acceptance_rate == (stats.accepted / stats.drafted if stats.drafted else 0.0)
+    assert min(stats.seconds_draft, stats.seconds_verify, stats.seconds_rest) >= 0
+    assert stats.seconds_verify > 0
+    assert stats.verification == "greedy"
+    assert stats.to_dict()["tokens_per_forward"] == stats.tokens_per_forward
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [({"do_sample": True}, "keyed"), ({"do_sample": True, "verification": "rejection"}, "rejection"), ({}, "greedy")],
+)
+def test_counts_name_strategy_and_rule(target: PreTrainedModel, mode: dict[str, Any], rule: str) -> None:
+    output = generate(
+        target,
+        **texts.inputs(texts.prompt(5)),
+        max_new_tokens=4,
+        strategy="prompt_lookup",
+        return_dict_in_generate=True,
+        **mode,
+    )
+
+    assert (output.speculation.strategy, output.speculation.verification) == ("prompt_lookup", rule)
+
+
+def test_an_oracle_saves_forwards(target: PreTrainedModel) -> None:
+    """Six tokens a forward for a drafter that is always right about the next five."""
+    ids = texts.prompt(9)
+    text = texts.greedy(target, **texts.inputs(ids), max_new_tokens=24)
+
+    stats = generate(
+        target,
+        **texts.inputs(ids),
+        max_new_tokens=24,
+        do_sample=False,
+        strategy=oracle(text.tolist()),
+        return_dict_in_generate=True,
+    ).speculation
+
+    assert (stats.rounds, stats.emitted, stats.accepted_lengths) == (4, 24, {5: 4})
+
+
+def test_a_useless_draft_costs_no_more_than_one_forward_a_token(target: PreTrainedModel) -> None:
+    draft = zoo.make("llama", seed=5)
+
+    stats = generate(
+        target,
+        **texts.inputs(texts.prompt(9)),
+        max_new_tokens=24,
+        do_sample=False,
+        strategy=Tree(),
+        assistant_model=draft,
+        return_dict_in_generate=True,
+    ).speculation
+
+    assert stats.rounds <= stats.emitted == 24
