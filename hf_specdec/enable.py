@@ -18,6 +18,8 @@ from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.sampling import Seed
 from hf_specdec.speculation import Speculation
 
+# Settings that transformers acts on, or fails at, before the loop is asked.
+_EARLY = (("cache_implementation", "paged"), ("cache_implementation", "quantized"), ("token_healing", True))
 _SIGNATURE = inspect.signature(GenerationMixin.generate)
 
 
@@ -88,7 +90,7 @@ def generate(
         ArgumentError: a wrong argument.
         UnsupportedError: a feature that is not honoured, named, with the cure.
     """
-    kwargs |= _by_name(model, args)
+    kwargs = _by_name(model, args, kwargs)
     strategy = strategy if strategy is not None else _strategy_of(kwargs.get("generation_config"))
     own: dict[str, Any] = {
         "assistant_model": assistant_model,
@@ -118,10 +120,11 @@ def _stock_generate(model: PreTrainedModel, **kwargs: Any) -> SpeculativeOutput 
     return output
 
 
-def _by_name(model: PreTrainedModel, args: tuple[Any, ...]) -> dict[str, Any]:
-    named = dict(_SIGNATURE.bind_partial(model, *args).arguments)
-    del named["self"]
-    return named
+def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name; one that is given twice is a TypeError, as in any call."""
+    bound = _SIGNATURE.bind_partial(model, *args, **kwargs).arguments
+    named = {name: value for name, value in bound.items() if name not in ("self", "kwargs")}
+    return named | bound.get("kwargs", {})
 
 
 def _strategy_of(config: GenerationConfig | None) -> str | None:
@@ -134,7 +137,7 @@ def _refuse_early(kwargs: dict[str, Any]) -> None:
     if kwargs.get("custom_generate") is not None:
         raise ArgumentError("pass strategy= or custom_generate=, not both")
     config = kwargs.get("generation_config")
-    for name, value in (("cache_implementation", "paged"), ("token_healing", True)):
+    for name, value in _EARLY:
         if value in (kwargs.get(name), getattr(config, name, None)):
             raise UnsupportedError(f"{name}={value!r} is not supported with strategy=: drop one of the two")
 

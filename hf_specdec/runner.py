@@ -101,9 +101,13 @@ class ModelRunner:
             self._next_positions = self._next_positions - self._next_positions.new_tensor(removed)
 
     def _mask(self, depths: Tensor, ancestors: Tensor) -> Tensor | dict[str, Tensor] | None:
-        if self._attention not in TREE_ATTENTION:
+        if self._attention not in TREE_ATTENTION or self._is_plain_step(ancestors):
             return None  # one chain of one row: plain causal attention is the same
         return self.view.masks(depths, ancestors, self.model.dtype if self._attention == "eager" else None)
+
+    def _is_plain_step(self, ancestors: Tensor) -> bool:
+        """One token of one unpadded row behind all others: without a mask it takes plain decoding's very kernel."""
+        return self.view.visible is None and ancestors.shape == (1, 1, 1)
 
     def _call(self, **inputs: Any) -> ForwardOutput:
         start = time.perf_counter()

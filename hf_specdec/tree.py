@@ -158,8 +158,10 @@ class DraftTree:
             for node in range(1, len(tokens)):
                 if not 0 <= parents[node] < node:
                     raise DrafterError(f"row {row}, node {node}: parent {parents[node]} must be in [0, {node})")
-                if not 0 <= tokens[node] < vocab_size:
-                    raise DrafterError(f"row {row}, node {node}: token {tokens[node]} is not in [0, {vocab_size})")
+                if not isinstance(tokens[node], int) or not 0 <= tokens[node] < vocab_size:
+                    raise DrafterError(
+                        f"row {row}, node {node}: token {tokens[node]!r} is not a whole number in [0, {vocab_size})"
+                    )
 
 
 class _Trie:

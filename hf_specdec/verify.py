@@ -171,14 +171,11 @@ class Rejection(Verifier):
 
     def verify(self, tree: DraftTree, logits: Tensor) -> list[list[int]]:
         """Sampled chains under processors without state are verified as a block, everything else node by node."""
-        if (
-            tree.draft_probs is not None
-            and tree.is_chain
-            and self.scorer.processors.stateless
-            and not self.emitter.lockstep
-        ):
-            return self._verify_blocks(tree, logits, tree.draft_probs)
-        return super().verify(tree, logits)
+        as_blocks = tree.is_chain and self.scorer.processors.stateless and not self.emitter.lockstep
+        # A block looks at every node, and a node that plain decoding would never reach must not end the call.
+        if tree.draft_probs is None or not as_blocks or not bool(logits.isfinite().all()):
+            return super().verify(tree, logits)
+        return self._verify_blocks(tree, logits, tree.draft_probs)
 
     def _try_children(self, tree: DraftTree, row: int, node: int, p: Tensor) -> Step:
         q = tree.draft_probs[row].get(node) if tree.draft_probs is not None else None

@@ -15,27 +15,30 @@ from hf_specdec.tree import DraftTree
 class PromptLookup(Drafter):
     """Strategy "prompt_lookup": copies continuations from prompt and output; several matches become branches.
 
-    The longest match is tried first, and of equally long ones the latest. `prompt_lookup_num_tokens` and
+    The longest match is tried first, and of equally long ones the latest. What a match promises grows with its length,
+    so a match of n tokens copies `tokens_per_match * n` of them. `prompt_lookup_num_tokens` and
     `max_matching_ngram_size`, if given to `generate`, override `num_tokens` and `max_ngram`.
 
     Args:
         nodes: number of guesses a round.
-        num_tokens: length of a copied continuation.
+        num_tokens: longest copied continuation.
         max_ngram: longest match that is looked for, in tokens.
         branches: number of different continuations; 1 makes a chain.
+        tokens_per_match: copied tokens for each matching token.
     """
 
     nodes: int = 24
-    num_tokens: int = 10
-    max_ngram: int = 3
-    branches: int = 4
+    num_tokens: int = 20
+    max_ngram: int = 5
+    branches: int = 2
+    tokens_per_match: int = 4
 
     name = "prompt_lookup"
 
     _indices: list[NgramIndex] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for setting in ("nodes", "num_tokens", "max_ngram", "branches"):
+        for setting in ("nodes", "num_tokens", "max_ngram", "branches", "tokens_per_match"):
             value = getattr(self, setting)
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"PromptLookup({setting}={value!r}) must be a whole number of at least 1")
@@ -58,15 +61,14 @@ class PromptLookup(Drafter):
         paths = []
         for index, text, budget in zip(self._indices, context.texts, context.budgets, strict=True):
             index.extend(text)
-            length = min(self.num_tokens, budget)
-            paths.append(self._continuations(index, text, length) if length else [])
+            paths.append(self._continuations(index, text, min(self.num_tokens, budget)))
         return DraftTree.from_paths(context.pending_tokens, paths, self.nodes)
 
-    def _continuations(self, index: NgramIndex, text: Sequence[int], length: int) -> list[Sequence[int]]:
+    def _continuations(self, index: NgramIndex, text: Sequence[int], longest: int) -> list[Sequence[int]]:
         found: list[Sequence[int]] = []
-        for start in index.matches(text):
-            path = text[start : start + length]
-            if path not in found:
+        for start, num_matching in index.matches(text) if longest else ():
+            path = text[start : start + min(longest, self.tokens_per_match * num_matching)]
+            if not any(other[: len(path)] == path for other in found):
                 found.append(path)
             if len(found) == self.branches:
                 break
@@ -88,8 +90,14 @@ class NgramIndex:
                 self._ends.setdefault(tuple(text[end - n : end]), []).append(end)
         self._length = len(text)
 
-    def matches(self, text: Sequence[int]) -> Iterator[int]:
-        """Positions right after earlier occurrences of the text's last tokens: longest first, then latest first."""
+    def matches(self, text: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Earlier occurrences of the text's last tokens: the position right after, and how many tokens match.
+
+        Longest first, then latest first; a position comes once, with its longest match.
+        """
+        seen: set[int] = set()
         for n in range(min(self._max_ngram, len(text)), 0, -1):
-            ends = self._ends.get(tuple(text[-n:]), [])
-            yield from (end for end in reversed(ends) if end < len(text))
+            for end in reversed(self._ends.get(tuple(text[-n:]), [])):
+                if end < len(text) and end not in seen:
+                    seen.add(end)
+                    yield end, n
