@@ -20,7 +20,7 @@ from hf_specdec.compat import dropped_mask_length, is_users_cache, pad_token
 from hf_specdec.config import Verification
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.emit import Emitter, StopRules
-from hf_specdec.errors import ArgumentError
+from hf_specdec.errors import ArgumentError, DrafterError
 from hf_specdec.outputs import Recorder, SpeculativeOutput
 from hf_specdec.processors import RowProcessors, score_processors
 from hf_specdec.runner import ForwardOutput, ModelRunner
@@ -138,6 +138,8 @@ class Call:
         """The round's tree: the drafter's, checked, clipped to what the rows may still emit."""
         self._drafting_rows = [row for row in range(self.emitter.batch_size) if self.emitter.is_open(row)]
         tree = drafter.propose(self.context)
+        if not isinstance(tree, DraftTree):
+            raise DrafterError(f"{type(drafter).__name__}.propose must return a DraftTree, not {type(tree).__name__}")
         tree.check(self.context.pending_tokens, self.context.vocab_size)
         tree = tree.clip(self.context.budgets)
         if self.emitter.lockstep:

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+_MIN_GROWTH = 64  # columns
+
 
 class StopRules:
     """The call's stopping criteria: EOS and length are known per row, the rest are asked with the whole batch.
@@ -71,8 +73,7 @@ class Emitter:
         self._limit = max(rules.max_length - self.prompt_length, 1)
         self._finished_at: list[int | None] = [None] * self.batch_size
         self._streamer = streamer
-        self._text = input_ids.new_full((self.batch_size, self.prompt_length + self._limit), self._pad)
-        self._text[:, : self.prompt_length] = input_ids
+        self._text = input_ids.clone()  # grows in steps: max_new_tokens may be a number that nobody means
 
     @property
     def pad_token(self) -> int:
@@ -109,7 +110,7 @@ class Emitter:
         for row, token in zip(rows, tokens, strict=True):
             if self.is_finished(row):
                 token = self._pad
-            self._text[row, self.prompt_length + len(self.generated[row])] = token
+            self._write(row, self.prompt_length + len(self.generated[row]), token)
             self.generated[row].append(token)
         while not self.done and self._next_column_is_complete():
             self._release_column()
@@ -124,6 +125,12 @@ class Emitter:
     def sequences(self) -> Tensor:
         """Prompt and released text of all rows, int64 `[B, columns]`."""
         return self._text[:, : self.prompt_length + self.num_released].clone()
+
+    def _write(self, row: int, column: int, token: int) -> None:
+        if column >= self._text.shape[1]:
+            columns = min(max(column // 2, _MIN_GROWTH), self.prompt_length + self._limit - column)
+            self._text = torch.cat([self._text, self._text.new_full((self.batch_size, columns), self._pad)], dim=1)
+        self._text[row, column] = token
 
     def _next_column_is_complete(self) -> bool:
         return all(

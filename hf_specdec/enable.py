@@ -123,8 +123,8 @@ def _stock_generate(model: PreTrainedModel, **kwargs: Any) -> SpeculativeOutput 
 def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments by name; one that is given twice is a TypeError, as in any call."""
     bound = _SIGNATURE.bind_partial(model, *args, **kwargs).arguments
-    named = {name: value for name, value in bound.items() if name not in ("self", "kwargs")}
-    return named | bound.get("kwargs", {})
+    named: dict[str, Any] = {name: value for name, value in bound.items() if name not in ("self", "kwargs")}
+    return {**named, **bound.get("kwargs", {})}
 
 
 def _strategy_of(config: GenerationConfig | None) -> str | None:

@@ -35,18 +35,26 @@ class ModelRunner:
         batch_size: B.
         visible: bool `[B, columns]`, False where a column of the text is padding; None if there is none.
         next_positions: int64 `[B]`, the position id of the first token that is not in the cache.
+        last_position: position ids beyond this one are replaced by it; for nodes that nobody reads.
 
     Attributes:
         seconds: time spent in this model's forwards so far.
     """
 
     def __init__(
-        self, model: PreTrainedModel, cache: TreeCache, batch_size: int, visible: Tensor | None, next_positions: Tensor
+        self,
+        model: PreTrainedModel,
+        cache: TreeCache,
+        batch_size: int,
+        visible: Tensor | None,
+        next_positions: Tensor,
+        last_position: int | None = None,
     ) -> None:
         self.model = model
         self.view = CacheView(cache, AttentionKinds.of(model.config), batch_size, visible)
         self.seconds = 0.0
         self._next_positions = next_positions.to(model.device)
+        self._last_position = last_position
         self._attention = attention_implementation(model)
 
     def prefill(self, tokens: Tensor, **inputs: Any) -> ForwardOutput:
@@ -78,7 +86,7 @@ class ModelRunner:
         depths = depths.to(device)
         output = self._call(
             input_ids=tokens.to(device),
-            position_ids=self._next_positions[:, None] + depths,
+            position_ids=self._positions(depths),
             attention_mask=self._mask(depths, ancestors.to(device)),
             **({"output_hidden_states": True} if hidden_states else {}),
         )
@@ -104,6 +112,10 @@ class ModelRunner:
         if self._attention not in TREE_ATTENTION or self._is_plain_step(ancestors):
             return None  # one chain of one row: plain causal attention is the same
         return self.view.masks(depths, ancestors, self.model.dtype if self._attention == "eager" else None)
+
+    def _positions(self, depths: Tensor) -> Tensor:
+        positions = self._next_positions[:, None] + depths
+        return positions if self._last_position is None else positions.clamp(max=self._last_position)
 
     def _is_plain_step(self, ancestors: Tensor) -> bool:
         """One token of one unpadded row behind all others: without a mask it takes plain decoding's very kernel."""

@@ -23,13 +23,23 @@ def row_seeds(seed: Seed, batch_size: int) -> list[tuple[int, int]]:
     Raises:
         ArgumentError: not ints, or not one a row.
     """
-    if isinstance(seed, int) and not isinstance(seed, bool):
+    check_seed(seed)
+    if isinstance(seed, int):
         return [(seed, row) for row in range(batch_size)]
-    if isinstance(seed, Sequence) and all(isinstance(one, int) for one in seed):
-        if len(seed) != batch_size:
-            raise ArgumentError(f"seed has {len(seed)} numbers for {batch_size} rows; pass one int, or one a row")
-        return [(one, 0) for one in seed]
-    raise ArgumentError(f"seed must be an int or a sequence of ints, one a row, not {seed!r}")
+    if len(seed) != batch_size:
+        raise ArgumentError(f"seed has {len(seed)} numbers for {batch_size} rows; pass one int, or one a row")
+    return [(one, 0) for one in seed]
+
+
+def check_seed(seed: object) -> None:
+    """Check the type of a seed.
+
+    Raises:
+        ArgumentError: not an int, nor a sequence of ints.
+    """
+    ones = seed if isinstance(seed, Sequence) else [seed]
+    if isinstance(seed, str) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ones):
+        raise ArgumentError(f"seed must be an int or a sequence of ints, one a row, not {seed!r}")
 
 
 def noise_device(device: torch.device) -> torch.device:
@@ -54,7 +64,7 @@ class KeyedSampler(LogitsProcessor):
     """
 
     def __init__(self, seed: Seed, prompt_length: int | None = None) -> None:
-        row_seeds(seed, 1 if isinstance(seed, int) else len(seed))
+        check_seed(seed)
         self.seed = seed
         self.prompt_length = prompt_length
 

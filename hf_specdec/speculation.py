@@ -25,7 +25,7 @@ from hf_specdec.errors import ArgumentError
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.registry import create_drafter
 from hf_specdec.runner import check_attention, check_runnable
-from hf_specdec.sampling import Seed, row_seeds
+from hf_specdec.sampling import Seed, check_seed
 from hf_specdec.selftest import check_tree_logits
 
 
@@ -79,7 +79,7 @@ class Speculation:
         self.drafter = _drafter(strategy)
         self.verification = check_verification(verification)
         if seed is not None:
-            row_seeds(seed, 1 if isinstance(seed, int) else len(seed))
+            check_seed(seed)
         if streamer is not None and not isinstance(streamer, BaseStreamer):
             raise ArgumentError(f"streamer must be a transformers streamer, not {type(streamer).__name__}")
         if stop_strings is not None and tokenizer is None:

@@ -144,7 +144,8 @@ class DraftTree:
         """Check what a drafter returned.
 
         Raises:
-            DrafterError: wrong number of rows, wrong roots, parents that do not come first, unknown tokens.
+            DrafterError: wrong number of rows, wrong roots, parents that do not come first, unknown tokens, or
+                distributions that do not belong to the nodes.
         """
         if not (len(self.tokens) == len(self.parents) == len(pending_tokens)):
             raise DrafterError(f"the drafter returned {len(self.tokens)} rows for a batch of {len(pending_tokens)}")
@@ -161,6 +162,20 @@ class DraftTree:
                 if not isinstance(tokens[node], int) or not 0 <= tokens[node] < vocab_size:
                     raise DrafterError(
                         f"row {row}, node {node}: token {tokens[node]!r} is not a whole number in [0, {vocab_size})"
+                    )
+        self._check_draft_probs(vocab_size)
+
+    def _check_draft_probs(self, vocab_size: int) -> None:
+        if self.draft_probs is None:
+            return
+        if len(self.draft_probs) != self.batch_size:
+            raise DrafterError(f"draft_probs has {len(self.draft_probs)} rows for a batch of {self.batch_size}")
+        for row, (probs, parents) in enumerate(zip(self.draft_probs, self.parents, strict=True)):
+            for node in set(parents) - {-1}:
+                if node not in probs or probs[node].shape != (vocab_size,):
+                    raise DrafterError(
+                        f"draft_probs of row {row} needs for node {node} the distribution [{vocab_size}] that its "
+                        "children were drawn from"
                     )
 
 

@@ -50,7 +50,7 @@ class Assisted(Drafter):
         """Draft until the length, the row's budget or the draft's confidence ends the chain."""
         chains = [
             _Chain(pending, min(self._length.tokens, budget))
-            for pending, budget in zip(context.pending_tokens, context.budgets, strict=True)
+            for pending, budget in zip(context.pending_tokens, self._draft.budgets(context), strict=True)
         ]
         if not any(chain.grows for chain in chains):
             return DraftTree.roots(context.pending_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -30,6 +31,9 @@ class DraftModel:
     def __init__(self, model: PreTrainedModel, context: DraftContext) -> None:
         self._model = model
         self._vocab_size = context.vocab_size
+        config = model.config.get_text_config(decoder=True)
+        self._own_vocab_size: int = config.vocab_size
+        self._max_length: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
         self._processors = context.score_processors
         mask = context.prompt_mask
         padded = not bool(mask.all())
@@ -39,6 +43,7 @@ class DraftModel:
             context.batch_size,
             mask if padded else None,
             torch.zeros(context.batch_size, dtype=torch.int64),
+            self._max_length - 1,
         )
         self._fed = [0] * context.batch_size  # tokens of context.texts that the cache holds, padding not counted
         self._prefill(context.prompt[:, :-1], mask[:, :-1], padded)
@@ -48,16 +53,23 @@ class DraftModel:
         """Time spent in the draft's forwards."""
         return self._runner.seconds
 
+    def budgets(self, context: DraftContext) -> list[int]:
+        """The deepest useful node of each row that the draft can still reach: it has so many positions and no more."""
+        return [
+            max(min(budget, self._max_length - len(text)), 0)
+            for budget, text in zip(context.budgets, context.texts, strict=True)
+        ]
+
     def catch_up(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Feed what each row's text has gained; returns processed scores for the next token, `[B, V]`."""
-        missing = [list(text[fed:]) for text, fed in zip(texts, self._fed, strict=True)]
+        missing = [list(text[fed : self._max_length]) for text, fed in zip(texts, self._fed, strict=True)]
         width = max(len(row) for row in missing)
         tokens = torch.tensor([row + [0] * (width - len(row)) for row in missing])
         depths = torch.arange(width).expand(len(missing), width)
         ancestors = torch.ones(width, width, dtype=torch.bool).tril().expand(len(missing), width, width)
-        logits = self._runner.forward(tokens, depths, ancestors).logits
+        logits = self._runner.forward(self._known(tokens), depths, ancestors).logits
         self._runner.commit([range(len(row)) for row in missing])
-        self._fed = [len(text) for text in texts]
+        self._fed = [fed + len(row) for fed, row in zip(self._fed, missing, strict=True)]
         last = torch.tensor([len(row) - 1 for row in missing], device=logits.device)
         return self._scores(logits[torch.arange(len(missing), device=logits.device), last])
 
@@ -73,7 +85,7 @@ class DraftModel:
             Processed scores for the token after each node, `[B, m, V]`.
         """
         depths = torch.full(tokens.shape, depth - 1)  # the pending token is committed here, so guesses start at 0
-        logits = self._runner.forward(tokens, depths, ancestors).logits
+        logits = self._runner.forward(self._known(tokens), depths, ancestors).logits
         return self._scores(logits.flatten(0, 1)).view(*tokens.shape, -1)
 
     def keep(self, tail_slots: Sequence[Sequence[int]]) -> None:
@@ -86,7 +98,8 @@ class DraftModel:
         if tokens.shape[1] == 0:
             return
         tokens, mask = tokens.to(self._model.device), mask.to(self._model.device)
-        positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+        tokens = self._known(tokens)
+        positions = (mask.long().cumsum(-1) - 1).clamp(0, self._max_length - 1)
         keep_one = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(self._model) else {}
         for start in range(0, tokens.shape[1], _PREFILL_CHUNK):
             end = min(start + _PREFILL_CHUNK, tokens.shape[1])
@@ -94,6 +107,10 @@ class DraftModel:
             self._runner.prefill(tokens[:, start:end], position_ids=positions[:, start:end], **attention, **keep_one)
         self._fed = mask.sum(-1).tolist()
         self._runner.set_next_positions(mask.sum(-1))
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Ids that the draft has no embedding for stand in as its last one: worse guesses, same text."""
+        return tokens.clamp(max=self._own_vocab_size - 1)
 
     def _scores(self, logits: Tensor) -> Tensor:
         """float32 scores over the target's vocabulary; ids that only one of the two models knows are impossible."""

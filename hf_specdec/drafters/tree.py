@@ -76,7 +76,7 @@ class Tree(Drafter):
         plan = _Plan(self.nodes, self.branching, self.width, self.min_gain, sampled)
         rows = [
             _Row(pending, min(budget, self._levels))
-            for pending, budget in zip(context.pending_tokens, context.budgets, strict=True)
+            for pending, budget in zip(context.pending_tokens, self._draft.budgets(context), strict=True)
         ]
         self._grown = rows
         growing = [row for row, tree in enumerate(rows) if tree.limit > 0]
