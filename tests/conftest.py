@@ -41,7 +41,7 @@ def enabled(target: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def letters() -> PreTrainedTokenizerFast:
-    """Ids 0 to 77 are one to three letters of "abcdef" without spaces, so strings stop inside tokens and across them."""
+    """Ids 0 to 77 are one to three letters of "abcdef", so strings stop inside tokens and across them."""
     alphabet = "abcdef"
     pairs = [(a, b) for a in alphabet for b in alphabet]
     triples = [(a + b, a) for a, b in pairs]

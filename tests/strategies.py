@@ -22,7 +22,10 @@ STRATEGIES: dict[str, Build] = {
         "assistant_model": draft,
         "assistant_confidence_threshold": 0.4,
     },
-    "tree": lambda draft, texts: {"strategy": Tree(nodes=20, depth=5, min_gain=0.0), "assistant_model": draft},
+    "tree": lambda draft, texts: {
+        "strategy": Tree(nodes=20, depth=5, min_gain=0.0, min_score=0.0),
+        "assistant_model": draft,
+    },
     "scripted": lambda draft, texts: {"strategy": mostly_right(texts)},
 }
 

@@ -238,12 +238,15 @@ def test_a_target_that_overflows(strategy: str, value: float, mode: str) -> None
     """An error that names it, and not one token chosen from such logits."""
     target = zoo.make("llama")
     draft = zoo.make_draft(target)
-    settings = SETTINGS | {
-        "greedy": {},
-        "with a processor": {"repetition_penalty": 1.1},
-        "keyed": {"do_sample": True, "seed": 1},
-        "rejection": {"do_sample": True, "seed": 1, "verification": "rejection"},
-    }[mode]
+    settings = (
+        SETTINGS
+        | {
+            "greedy": {},
+            "with a processor": {"repetition_penalty": 1.1},
+            "keyed": {"do_sample": True, "seed": 1},
+            "rejection": {"do_sample": True, "seed": 1, "verification": "rejection"},
+        }[mode]
+    )
     text = texts.greedy(target, **SETTINGS)
     arguments = STRATEGIES[strategy](draft, text.tolist())
     clean = generate(target, **settings, **arguments)

@@ -73,16 +73,21 @@ def test_enable_and_disable_restore_the_model() -> None:
     assert_same_state(model, before)
 
 
+def fail_inside(model: PreTrainedModel) -> None:
+    with hf_specdec.enabled(model) as same:
+        assert same is model
+        assert hf_specdec.is_enabled(model)
+        raise KeyError
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_the_context_manager_leaves_the_model_as_it_was(before: bool) -> None:
     model = zoo.make("llama")
     if before:
         hf_specdec.enable(model)
 
-    with pytest.raises(KeyError), hf_specdec.enabled(model) as same:
-        assert same is model
-        assert hf_specdec.is_enabled(model)
-        raise KeyError
+    with pytest.raises(KeyError):
+        fail_inside(model)
 
     assert hf_specdec.is_enabled(model) is before
 
@@ -216,9 +221,7 @@ def test_positional_arguments(target: PreTrainedModel, enabled: PreTrainedModel)
         enabled.generate(PROMPT, config, inputs=PROMPT, strategy="prompt_lookup")
 
 
-def test_generation_config_carries_settings_and_strategy(
-    target: PreTrainedModel, enabled: PreTrainedModel
-) -> None:
+def test_generation_config_carries_settings_and_strategy(target: PreTrainedModel, enabled: PreTrainedModel) -> None:
     config = GenerationConfig(max_new_tokens=12, do_sample=False, repetition_penalty=1.3, strategy="prompt_lookup")
     before = config.to_dict()
     expected = texts.greedy(target, **SETTINGS, repetition_penalty=1.3)
@@ -236,9 +239,7 @@ def test_settings_of_the_model_are_honoured(draft: PreTrainedModel) -> None:
     """Checkpoints come with sampling settings of their own."""
     model = zoo.make("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_k=10, repetition_penalty=1.2, eos_token_id=[1])
-    expected = texts.sampled(
-        model, **texts.inputs(PROMPT), max_new_tokens=12, temperature=0.6, top_k=10
-    )
+    expected = texts.sampled(model, **texts.inputs(PROMPT), max_new_tokens=12, temperature=0.6, top_k=10)
 
     with hf_specdec.enabled(model):
         ours = model.generate(**texts.inputs(PROMPT), max_new_tokens=12, seed=texts.SEED, strategy="prompt_lookup")
@@ -276,7 +277,9 @@ def test_greedy_decoding_draws_nothing(enabled: PreTrainedModel) -> None:
 @pytest.mark.parametrize("kind", ["assisted", "tree", "prompt_lookup"])
 def test_threads_share_a_strategy_object(target: PreTrainedModel, draft: PreTrainedModel, kind: str) -> None:
     """State lives in the call, not in the settings object, nor on the models."""
-    drafter = {"assisted": Assisted(), "tree": Tree(min_gain=0.0), "prompt_lookup": PromptLookup()}[kind]
+    drafter = {"assisted": Assisted(), "tree": Tree(min_gain=0.0, min_score=0.0), "prompt_lookup": PromptLookup()}[
+        kind
+    ]
     assistant = {} if kind == "prompt_lookup" else {"assistant_model": draft}
     before = copy.copy(vars(drafter))
     prompts = [texts.prompt(7 + i, seed=i) for i in range(6)]

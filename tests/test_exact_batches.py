@@ -57,9 +57,7 @@ def test_batch(
     settings = {"max_new_tokens": 16, **batch, **SETTINGS[case]}
     if eos:
         settings["eos_token_id"] = stops(sampling)
-    expected = (
-        texts.sampled(target, **texts.SAMPLING, **settings) if sampling else texts.greedy(target, **settings)
-    )
+    expected = texts.sampled(target, **texts.SAMPLING, **settings) if sampling else texts.greedy(target, **settings)
     mode = {"do_sample": True, "seed": texts.SEED, **texts.SAMPLING} if sampling else {"do_sample": False}
 
     arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected))
@@ -154,7 +152,7 @@ def test_left_padding_changes_nothing(target: PreTrainedModel) -> None:
 
 
 def test_rows_run_ahead_of_each_other(target: PreTrainedModel) -> None:
-    """One row's drafts are right and the other's wrong: rounds are counted by the slower, forwards saved by the faster."""
+    """One row's drafts are right and the other's wrong: the slower decides the rounds, the faster leaves early."""
     batch = texts.padded([9, 5])
     expected = texts.greedy(target, max_new_tokens=16, **batch)
     right, other = texts.rows_without_padding(batch, expected)

@@ -1,4 +1,4 @@
-"""Prompts that are not plain: masks with holes, positions of one's own, other dtypes, drafts with other vocabularies."""
+"""Prompts that are not plain: masks with holes, positions of one's own; other dtypes; other drafts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_drafts_with_a_padded_or_a_shorter_vocabulary(
     assert output.speculation.drafted > 0
     if mode != "rejection":
         assert output.sequences.tolist() == expected.tolist()
-        assert output.speculation.accepted > 0 or size == 60
+        assert output.speculation.accepted > 0 or size < zoo.VOCAB_SIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -140,7 +140,7 @@ def test_other_dtypes(dtype: torch.dtype, attention: str) -> None:
     expected = texts.greedy(target, **batch, **SETTINGS)
 
     ours = generate(
-        target, **batch, **SETTINGS, do_sample=False, strategy=Tree(min_gain=0.0), assistant_model=draft
+        target, **batch, **SETTINGS, do_sample=False, strategy=Tree(min_gain=0.0, min_score=0.0), assistant_model=draft
     )
 
     assert ours.shape == expected.shape
@@ -149,7 +149,11 @@ def test_other_dtypes(dtype: torch.dtype, attention: str) -> None:
 
 
 def test_a_draft_of_another_dtype_and_family(target: PreTrainedModel) -> None:
-    for draft in (zoo.make("gpt2").to(torch.bfloat16), zoo.make("gemma2", attention="eager"), zoo.make("opt").double()):
+    for draft in (
+        zoo.make("gpt2").to(torch.bfloat16),
+        zoo.make("gemma2", attention="eager"),
+        zoo.make("opt").double(),
+    ):
         draft.generation_config.assistant_confidence_threshold = 0
         batch = texts.padded([9, 4])
         expected = texts.greedy(target, **batch, **SETTINGS)

@@ -110,9 +110,7 @@ def reference(case: str, sampling: bool) -> Tensor:
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES)
-def test_processor(
-    target: PreTrainedModel, draft: PreTrainedModel, case: str, strategy: str, sampling: bool
-) -> None:
+def test_processor(target: PreTrainedModel, draft: PreTrainedModel, case: str, strategy: str, sampling: bool) -> None:
     expected = reference(case, sampling)
     mode = {"do_sample": True, "seed": texts.SEED, **texts.SAMPLING} if sampling else {"do_sample": False}
 

@@ -221,7 +221,12 @@ def test_criteria_with_memory(target: PreTrainedModel, draft: PreTrainedModel, s
         return StoppingCriteriaList([LooksBack(stop, 9, 2)])
 
     ours, expected = both(
-        target, draft, strategy, stopping_criteria=criteria, eos_token_id=1, **{k: lambda v=v: v for k, v in batch.items()}
+        target,
+        draft,
+        strategy,
+        stopping_criteria=criteria,
+        eos_token_id=1,
+        **{k: lambda v=v: v for k, v in batch.items()},
     )
 
     assert ours.tolist() == expected.tolist()
@@ -274,7 +279,9 @@ def test_criteria_see_the_calls_of_stock_generate(
     settings = {"eos_token_id": eos, "max_new_tokens": NEW_TOKENS, **batch}
     expected = texts.greedy(target, stopping_criteria=criteria(), **settings)
     arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected))
-    ours = generate(target, stopping_criteria=criteria(), do_sample=False, pad_token_id=texts.PAD, **settings, **arguments)
+    ours = generate(
+        target, stopping_criteria=criteria(), do_sample=False, pad_token_id=texts.PAD, **settings, **arguments
+    )
 
     assert ours.tolist() == expected.tolist()
     assert used[1].seen == used[0].seen

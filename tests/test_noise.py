@@ -54,7 +54,13 @@ def test_gumbel_along_every_axis(axis: str) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [((7, 0, 0), (7, 0, 1)), ((7, 0, 0), (7, 1, 0)), ((7, 0, 0), (8, 0, 0)), ((7, 0, 1), (7, 1, 0)), ((0, 1, 0), (1, 0, 0))],
+    [
+        ((7, 0, 0), (7, 0, 1)),
+        ((7, 0, 0), (7, 1, 0)),
+        ((7, 0, 0), (8, 0, 0)),
+        ((7, 0, 1), (7, 1, 0)),
+        ((0, 1, 0), (1, 0, 0)),
+    ],
 )
 def test_keys_are_independent(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
     """A chi-square test of the joint law in 10 x 10 cells, and no value shared."""

@@ -122,7 +122,9 @@ def test_a_strategy_class(target: PreTrainedModel) -> None:
 
 
 @pytest.mark.usefixtures("no_forward")
-@pytest.mark.parametrize("strategy", ["tree", "assisted", Tree(), Assisted()], ids=["name", "other name", "tree object", "chain object"])
+@pytest.mark.parametrize(
+    "strategy", ["tree", "assisted", Tree(), Assisted()], ids=["name", "other name", "tree object", "chain object"]
+)
 def test_a_missing_draft(target: PreTrainedModel, strategy: object) -> None:
     with pytest.raises(ArgumentError, match="drafts with a second model: pass assistant_model="):
         generate(target, **SETTINGS, strategy=strategy)
@@ -189,6 +191,7 @@ def test_seeds_of_rejection_sampling(target: PreTrainedModel) -> None:
         (lambda: Tree(branching=1.5), r"Tree\(branching=1.5\)"),
         (lambda: Tree(width="2"), r"Tree\(width='2'\)"),
         (lambda: Tree(min_gain=-0.1), "min_gain"),
+        (lambda: Tree(min_score=-0.1), "min_score"),
         (lambda: PromptLookup(nodes=0), "nodes=0"),
         (lambda: PromptLookup(num_tokens=0), "num_tokens=0"),
         (lambda: PromptLookup(max_ngram=2.5), "max_ngram=2.5"),

@@ -74,7 +74,7 @@ def look_up(context: DraftContext) -> list[list[list[int]]]:
 STRATEGIES: dict[str, dict[str, Any]] = {
     "assisted": {"strategy": Assisted()},
     "assisted_unsure": {"strategy": Assisted(), "assistant_confidence_threshold": 0.3},
-    "tree": {"strategy": Tree(nodes=9, depth=2, branching=3, width=2, min_gain=0.0)},
+    "tree": {"strategy": Tree(nodes=9, depth=2, branching=3, width=2, min_gain=0.0, min_score=0.0)},
     "scripted": {"strategy": Scripted(look_up)},
     "prompt_lookup": {"strategy": "prompt_lookup"},
 }
@@ -203,6 +203,7 @@ def test_a_wrong_rule_fails(
 
 def test_a_greedy_draft_posing_as_sampled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft proposes its most likely token and reports softmax: the classical mistake."""
+
     def greedy_children(self: Sampling, rows: Any, steps: Any, scores: Tensor, counts: Any) -> list[Children]:
         q = scores.double().softmax(-1)
         best = q.argmax(-1).tolist()

@@ -109,9 +109,7 @@ def test_random_trees_and_paths(data: st.DataObject) -> None:
         for row in range(2):
             node = data.draw(st.integers(0, size - 1))
             path = [tokens[row][step] for step in lineage(parents[row], node)]
-            torch.testing.assert_close(
-                logits[row, node], alone(model, rows[row] + path)[-1], atol=2e-4, rtol=2e-4
-            )
+            torch.testing.assert_close(logits[row, node], alone(model, rows[row] + path)[-1], atol=2e-4, rtol=2e-4)
         kept = [lineage(parents[row], data.draw(st.integers(0, size - 1))) for row in range(2)]
         runner.commit(kept)
         rows = [text + [tokens[row][node] for node in kept[row]] for row, text in enumerate(rows)]
@@ -155,7 +153,10 @@ def test_self_test_finds_a_model_that_ignores(fault: str) -> None:
     forward = model.forward
 
     def broken(**inputs: object) -> object:
-        if inputs.get("cache") is not None and inputs["attention_mask" if fault == "mask" else "position_ids"] is not None:
+        if (
+            inputs.get("cache") is not None
+            and inputs["attention_mask" if fault == "mask" else "position_ids"] is not None
+        ):
             inputs["attention_mask" if fault == "mask" else "position_ids"] = None
         return forward(**inputs)
 

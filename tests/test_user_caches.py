@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -114,9 +115,7 @@ def test_cache_implementation_static(family: str, strategy: str) -> None:
     expected = texts.greedy(model, **one, **FIRST)
 
     arguments = STRATEGIES[strategy](zoo.make_draft(model), expected.tolist())
-    output = generate(
-        model, **one, **FIRST, cache_implementation="static", return_dict_in_generate=True, **arguments
-    )
+    output = generate(model, **one, **FIRST, cache_implementation="static", return_dict_in_generate=True, **arguments)
 
     assert output.sequences.tolist() == expected.tolist()
     assert isinstance(output.cache, StaticCache)

@@ -217,7 +217,9 @@ def test_token_by_token_is_right_too(name: str) -> None:
 def test_a_block_accepts_more() -> None:
     gains = []
     for p, q in MODELS.values():
-        block, single = (emitted_law(rule, p, q, lambda prefix: False)[1] for rule in (block_verification, token_by_token))
+        block, single = (
+            emitted_law(rule, p, q, lambda prefix: False)[1] for rule in (block_verification, token_by_token)
+        )
         assert block >= single - TOLERANCE
         gains.append(block - single)
     assert max(gains) > 0.01
@@ -249,7 +251,9 @@ def forgets_the_residual(p: Tensor, q: Tensor, tokens: Sequence[int], uniform, d
     return draw(rest / rest.sum() if rest.sum() > 0 else p), None
 
 
-def forgets_what_is_used_up(p: Tensor, q: Tensor, tokens: Sequence[int], uniform, draw: Draw) -> tuple[int, int | None]:
+def forgets_what_is_used_up(
+    p: Tensor, q: Tensor, tokens: Sequence[int], uniform, draw: Draw
+) -> tuple[int, int | None]:
     for index, token in enumerate(tokens):
         if uniform() * float(q[token]) < float(p[token]):
             return token, index

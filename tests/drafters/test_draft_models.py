@@ -27,7 +27,9 @@ SETTINGS = {
 }
 
 
-def run(target: PreTrainedModel, draft: PreTrainedModel, strategy: Any = "assisted", **settings: Any) -> SpeculativeOutput:
+def run(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: Any = "assisted", **settings: Any
+) -> SpeculativeOutput:
     return generate(target, **(SETTINGS | settings), strategy=strategy, assistant_model=draft)
 
 
@@ -125,6 +127,7 @@ class Recording(Drafter):
         self.inner = inner
         self.trees: list[DraftTree] = []
         self.seen: list[list[list[int]]] = []
+        self.trust: list[Any] = []
         self.needs_draft_model = inner.needs_draft_model
 
     def begin(self, context: DraftContext) -> Recording:
@@ -133,6 +136,7 @@ class Recording(Drafter):
         return begun
 
     def propose(self, context: DraftContext) -> DraftTree:
+        self.trust.append(copy.copy(getattr(self.inner, "_trust", None)))
         self.trees.append(self.inner.propose(context))
         self.seen.append([list(text) for text in context.texts])
         return self.trees[-1]
@@ -141,7 +145,9 @@ class Recording(Drafter):
         self.inner.observe(tree, accepted, outputs)
 
 
-@pytest.mark.parametrize("mode", [{}, {"do_sample": True, "seed": 1}, {"do_sample": True, "verification": "rejection"}])
+@pytest.mark.parametrize(
+    "mode", [{}, {"do_sample": True, "seed": 1}, {"do_sample": True, "verification": "rejection"}]
+)
 @pytest.mark.parametrize(
     ("nodes", "depth", "branching", "width"), [(1, 4, 4, 4), (7, 3, 2, 2), (24, 5, 4, 4), (5, 1, 9, 1), (30, 8, 1, 1)]
 )
@@ -154,7 +160,7 @@ def test_shape_of_a_tree(
     width: int,
     mode: dict[str, Any],
 ) -> None:
-    drafter = Recording(Tree(nodes=nodes, depth=depth, branching=branching, width=width, min_gain=0.0))
+    drafter = Recording(Tree(nodes=nodes, depth=depth, branching=branching, width=width, min_gain=0.0, min_score=0.0))
     run(target, draft, drafter, **mode)
     with counted(draft) as shapes:
         run(target, draft, drafter, **mode)
@@ -187,14 +193,16 @@ def test_min_gain_stops_growing(target: PreTrainedModel, draft: PreTrainedModel)
 
 def test_depth_comes_from_num_assistant_tokens(target: PreTrainedModel, twin: PreTrainedModel) -> None:
     for settings, strategy, deepest in (
-        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, branching=1), 2),
-        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, branching=1, depth=3), 3),
-        ({}, Tree(min_gain=0.0, branching=1), 5),
+        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, min_score=0.0, branching=1), 2),
+        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, min_score=0.0, branching=1, depth=3), 3),
+        ({}, Tree(min_gain=0.0, min_score=0.0, branching=1), 5),
     ):
         assert max(run(target, twin, strategy, **settings).speculation.accepted_lengths) == deepest
 
 
-@pytest.mark.parametrize("strategy", [Assisted(), Tree(nodes=12, depth=4, min_gain=0.0)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "strategy", [Assisted(), Tree(nodes=12, depth=4, min_gain=0.0, min_score=0.0)], ids=["chain", "tree"]
+)
 @pytest.mark.parametrize("mode", [{}, {"do_sample": True, "seed": 3}], ids=["greedy", "keyed"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 def test_the_draft_sees_the_text_and_nothing_else(family: str, strategy: Drafter, mode: dict[str, Any]) -> None:
@@ -218,7 +226,7 @@ def test_the_draft_sees_the_text_and_nothing_else(family: str, strategy: Drafter
 
     seeds = [(3, row) for row in range(3)] if mode else None
     lengths = [len(text) for text in drafter.seen[0]]
-    for tree, seen in zip(drafter.trees, drafter.seen, strict=True):
+    for tree, seen, trust in zip(drafter.trees, drafter.seen, drafter.trust, strict=True):
         generated = [len(text) - length for text, length in zip(seen, lengths, strict=True)]
         open_rows = [row for row, count in enumerate(generated) if count < 19]
         rows = [seen[row] for row in open_rows]
@@ -232,8 +240,11 @@ def test_the_draft_sees_the_text_and_nothing_else(family: str, strategy: Drafter
             num_generated=[generated[row] for row in open_rows],
             sampling=Sampling([seeds[row] for row in open_rows] if seeds else None),
         )
+        begun = strategy.begin(fresh)
+        if trust is not None:
+            begun._trust = trust  # what was learned shapes the tree; what was read decides its tokens
         with torch.no_grad():
-            expected = strategy.begin(fresh).propose(fresh)
+            expected = begun.propose(fresh)
         for i, row in enumerate(open_rows):
             assert (tree.tokens[row], tree.parents[row]) == (expected.tokens[i], expected.parents[i])
 
