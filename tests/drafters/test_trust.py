@@ -56,5 +56,5 @@ def test_a_wrong_draft_is_run_in_few_rounds(target: PreTrainedModel) -> None:
     right_forwards, right_output = count_drafting(target, right, Tree())
 
     assert wrong_output.sequences.tolist() == right_output.sequences.tolist() == expected
-    assert wrong_forwards < wrong_output.speculation.rounds / 2
+    assert wrong_forwards < 0.6 * wrong_output.speculation.rounds
     assert right_forwards >= right_output.speculation.rounds
