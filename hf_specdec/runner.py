@@ -64,7 +64,9 @@ class ModelRunner:
             tokens: the columns.
             inputs: further arguments of the forward (a 2D `attention_mask`, `position_ids`, `logits_to_keep`, ...).
         """
-        output = self._call(input_ids=tokens.to(self.model.device), **inputs)
+        device = self.model.device
+        moved = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+        output = self._call(input_ids=tokens.to(device), **moved)
         self.view.commit_prefill()
         self._next_positions = self._next_positions + tokens.shape[1]
         return output

@@ -147,8 +147,10 @@ class Sampling:
         perturbed = self._fresh_noise(scores) if self.fresh is not None else self._perturbed(rows, steps, scores)
         top = perturbed.topk(min(max(counts), scores.shape[-1]), dim=-1)
         weights = (top.values - perturbed.logsumexp(-1, keepdim=True)).exp()
-        picked = scores.to(perturbed.device).gather(-1, top.indices).double()
-        confidences = (picked - scores.double().logsumexp(-1, keepdim=True).to(picked.device)).exp()
+        confidences = weights
+        if not self.greedy:
+            picked = scores.gather(-1, top.indices.to(scores.device))
+            confidences = (picked - scores.logsumexp(-1, keepdim=True)).exp()
         columns = (top.indices.tolist(), weights.tolist(), confidences.tolist(), top.values.isfinite().tolist())
         children = []
         for node, (tokens, weight, confidence, finite, count) in enumerate(zip(*columns, counts, strict=True)):

@@ -35,6 +35,7 @@ class DraftModel:
         self._own_vocab_size: int = config.vocab_size
         self._max_length: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
         self._processors = context.score_processors
+        self._device = context.prompt.device  # where the call's scores and noise live
         mask = context.prompt_mask
         padded = not bool(mask.all())
         self._runner = ModelRunner(
@@ -114,7 +115,7 @@ class DraftModel:
 
     def _scores(self, logits: Tensor) -> Tensor:
         """float32 scores over the target's vocabulary; ids that only one of the two models knows are impossible."""
-        known = logits[:, : self._vocab_size].float()
+        known = logits[:, : self._vocab_size].to(self._device).float()
         if known.shape[1] < self._vocab_size:
             known = torch.nn.functional.pad(known, (0, self._vocab_size - known.shape[1]), value=-torch.inf)
         no_prefix = known.new_empty((known.shape[0], 0), dtype=torch.int64)

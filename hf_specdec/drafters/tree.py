@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.settings import draft_setting
+from hf_specdec.drafters.trust import Trust
 from hf_specdec.errors import ArgumentError
 from hf_specdec.sampling import Children
 from hf_specdec.tree import DraftTree
@@ -25,16 +26,20 @@ class Tree(Drafter):
     """Strategy "tree": `assistant_model` drafts a token tree, verified under tree attention.
 
     Level by level the draft runs the likeliest nodes and each gets `branching` children; a node's score is the product
-    of the probabilities along its path. With keyed noise or greedy decoding the `nodes` best of all grown nodes are
-    kept. With rejection sampling the children are drawn at random and all are kept, since dropping some for their
-    value would change the law.
+    of the probabilities along its path, each corrected by how far the draft could be believed so far. With keyed noise
+    or greedy decoding the `nodes` best of all grown nodes are kept. With rejection sampling the children are drawn at
+    random and all are kept, since dropping some for their value would change the law.
+
+    A draft that keeps being wrong is run in few rounds only, so the text comes about as fast as without it.
 
     Args:
         nodes: number of guesses a round.
         depth: number of levels; by default `num_assistant_tokens` if the call or the draft's config sets it, else 5.
         branching: children of a node.
         width: nodes that the draft runs at each level.
-        min_gain: stop growing when another level promises fewer accepted tokens than this.
+        min_gain: run the draft only while that promises at least so many more accepted tokens; about the draft's time
+            over the target's.
+        min_score: drop guesses less likely than this; about the time of one more row in the target's forward.
     """
 
     nodes: int = 24
@@ -42,12 +47,14 @@ class Tree(Drafter):
     branching: int = 4
     width: int = 4
     min_gain: float = 0.3
+    min_score: float = 0.02
 
     name = "tree"
     needs_draft_model = True
 
     _draft: DraftModel = field(init=False, repr=False, compare=False)
     _levels: int = field(init=False, repr=False, compare=False)
+    _trust: Trust = field(init=False, repr=False, compare=False)
     _grown: list[_Row] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,8 +62,9 @@ class Tree(Drafter):
             value = getattr(self, setting)
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"Tree({setting}={value!r}) must be a whole number of at least 1")
-        if not 0 <= self.min_gain:
-            raise ArgumentError(f"Tree(min_gain={self.min_gain!r}) must be at least 0")
+        for setting in ("min_gain", "min_score"):
+            if not getattr(self, setting) >= 0:
+                raise ArgumentError(f"Tree({setting}={getattr(self, setting)!r}) must be at least 0")
 
     def begin(self, context: DraftContext) -> Self:
         """Let the draft read the prompt."""
@@ -68,19 +76,20 @@ class Tree(Drafter):
         )
         drafter._levels = self.depth if self.depth is not None else chosen
         drafter._draft = DraftModel(context.draft_model, context)
+        drafter._trust = Trust()
         return drafter
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Grow all rows level by level."""
         sampled = context.sampling.fresh is not None
-        plan = _Plan(self.nodes, self.branching, self.width, self.min_gain, sampled)
+        plan = _Plan(self.nodes, self.branching, self.width, self.min_gain, self._trust.value, sampled)
         rows = [
             _Row(pending, min(budget, self._levels))
             for pending, budget in zip(context.pending_tokens, self._draft.budgets(context), strict=True)
         ]
         self._grown = rows
         growing = [row for row, tree in enumerate(rows) if tree.limit > 0]
-        if not growing:
+        if not growing or self._trust.value < self.min_gain:
             return DraftTree.roots(context.pending_tokens)
         scores = self._draft.catch_up(context.texts)
         self._add_children(context, rows, plan, [(row, 0) for row in growing], scores[growing])
@@ -95,12 +104,14 @@ class Tree(Drafter):
             level = self._draft.grow(tokens, depth, ancestors)
             picked = torch.cat([level[row, : len(nodes)] for row, nodes in enumerate(expanded)])
             self._add_children(context, rows, plan, parents, picked)
-        self._grown = rows if sampled else [tree.best(self.nodes) for tree in rows]
+        self._grown = rows if sampled else [tree.best(self.nodes, self.min_score) for tree in rows]
         probs = [tree.probs for tree in self._grown] if sampled else None
         return DraftTree([tree.tokens for tree in self._grown], [tree.parents for tree in self._grown], probs)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
-        """Keep the accepted nodes that the draft ran."""
+        """Keep the accepted nodes that the draft ran, and learn how far to believe it."""
+        promised = sum(row.promised for row in self._grown) / len(self._grown)
+        self._trust.observe(promised, sum(len(path) > 1 for path in accepted) / len(self._grown))
         self._draft.keep(
             [
                 [slot for node in path if (slot := row.slots[node]) is not None]
@@ -115,7 +126,7 @@ class Tree(Drafter):
         counts = [rows[row].num_children(plan) for row, _ in parents]
         drawn = context.sampling.draw_children([row for row, _ in parents], steps, scores, counts)
         for (row, node), children in zip(parents, drawn, strict=True):
-            rows[row].add(node, children, plan.sampled)
+            rows[row].add(node, children, plan)
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,7 @@ class _Plan:
     branching: int
     width: int
     min_gain: float
+    trust: float
     sampled: bool
 
 
@@ -138,20 +150,23 @@ class _Row:
         self.scores = [1.0]
         self.slots: list[int | None] = [None]
         self.probs: dict[int, Tensor] = {}
+        self.promised = 0.0
 
     def num_children(self, plan: _Plan) -> int:
         """How many children the next expanded node gets; sampled trees keep all, so the budget caps the draw."""
         return min(plan.branching, plan.nodes + 1 - len(self.tokens)) if plan.sampled else plan.branching
 
-    def add(self, parent: int, children: Children, sampled: bool) -> None:
+    def add(self, parent: int, children: Children, plan: _Plan) -> None:
         if children.probs is not None:
             self.probs[parent] = children.probs
-        weights = children.confidences if sampled else children.weights
+        weights = children.confidences if plan.sampled else children.weights
+        if parent == 0:
+            self.promised = sum(weights)
         for token, weight in zip(children.tokens, weights, strict=True):
             self.tokens.append(token)
             self.parents.append(parent)
             self.depths.append(self.depths[parent] + 1)
-            self.scores.append(self.scores[parent] * weight)
+            self.scores.append(self.scores[parent] * weight * plan.trust)
             self.slots.append(None)
 
     def choose_expanded(self, depth: int, plan: _Plan) -> list[int]:
@@ -169,15 +184,17 @@ class _Row:
             return []
         return sorted(chosen)
 
-    def best(self, count: int) -> _Row:
+    def best(self, count: int, min_score: float) -> _Row:
         """The `count` best nodes as a tree: no node scores higher than its parent, so parents come along."""
-        order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[:count]
+        likely = (n for n in range(1, len(self.tokens)) if self.scores[n] >= min_score)
+        order = sorted(likely, key=lambda n: (-self.scores[n], n))[:count]
         kept = [0, *sorted(order)]
         index = {node: position for position, node in enumerate(kept)} | {-1: -1}
         row = _Row(self.tokens[0], self.limit)
         row.tokens = [self.tokens[node] for node in kept]
         row.parents = [index[self.parents[node]] for node in kept]
         row.slots = [self.slots[node] for node in kept]
+        row.promised = self.promised
         return row
 
 
