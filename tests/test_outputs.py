@@ -117,10 +117,12 @@ def test_without_return_dict_it_is_a_tensor(target: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(9,), (7, 12, 4)], ids=str)
+@pytest.mark.parametrize("in_step", [False, True], ids=["ragged", "in step"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_counts_are_consistent(
-    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, lengths: tuple[int, ...]
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, lengths: tuple[int, ...], in_step: bool
 ) -> None:
+    """Also where rows must keep in step, as recorded scores want it: padding is not counted."""
     batch = texts.padded(lengths)
     eos = eos_of_row_zero(target, batch, 9)
     forwards: list[int] = []
@@ -131,7 +133,7 @@ def test_counts_are_consistent(
     arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected))
     generate(target, **batch, **settings, **arguments)  # the model's self-test is behind us
     forwards.clear()
-    output = generate(target, **batch, **settings, return_dict_in_generate=True, **arguments)
+    output = generate(target, **batch, **settings, return_dict_in_generate=True, output_scores=in_step, **arguments)
     handle.remove()
 
     stats = output.speculation

@@ -7,13 +7,20 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache, DynamicLayer
 
 import texts
 import zoo
 from hf_specdec import ArgumentError, TreeCache, UnsupportedError, generate
-from strategies import STRATEGIES
+from strategies import STRATEGIES, oracle
 
 KINDS = {
     "dynamic": lambda model: DynamicCache(),
@@ -105,6 +112,51 @@ def test_conversation_of_a_padded_batch(family: str, kind: str, strategy: str) -
     assert texts.greedy(model, **two, **FIRST, cache=copy.deepcopy(cache)).tolist() == expected.tolist()
     arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(two, expected))
     assert generate(model, **two, **FIRST, cache=cache, **arguments).tolist() == expected.tolist()
+
+
+class StopsRowZero(StoppingCriteria):
+    """Ends row 0, or all rows, after so many new tokens."""
+
+    def __init__(self, columns: int, everybody: bool) -> None:
+        self.columns = columns
+        self.everybody = everybody
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        over = input_ids.shape[1] >= self.columns
+        return torch.tensor([over] + [over and self.everybody] * (input_ids.shape[0] - 1))
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize("new_tokens", [1, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_had_run_ahead_of_its_end(kind: str, new_tokens: int, everybody: bool) -> None:
+    """Row 0's drafts are right, so it is tokens ahead when the slower row lets its end be seen: all of them go."""
+    model = zoo.make("llama")
+    batch = texts.padded([9, 6])
+    settings = {**FIRST, "eos_token_id": 96, **batch}
+
+    def criteria() -> StoppingCriteriaList:
+        return StoppingCriteriaList([StopsRowZero(9 + new_tokens, everybody)])
+
+    endless = texts.rows_without_padding(batch, texts.greedy(model, **batch, max_new_tokens=12))
+    stock_cache, cache = DynamicCache(config=model.config), KINDS[kind](model)
+    expected = texts.greedy(model, **settings, stopping_criteria=criteria(), cache=stock_cache)
+
+    ours = generate(
+        model,
+        **settings,
+        stopping_criteria=criteria(),
+        cache=cache,
+        strategy=oracle([endless[0], [95] * 40]),
+    )
+
+    assert ours.tolist() == expected.tolist()
+    length = expected.shape[1] - 1
+    assert cache.get_seq_length() == stock_cache.get_seq_length() == length
+    visible = torch.nn.functional.pad(batch["attention_mask"], (0, length - 9), value=1).bool()
+    for index, layer in enumerate(stock_cache.layers):
+        mine, stocks = (keys.transpose(1, 2)[visible] for keys in (stored(cache, index), layer.keys))
+        torch.testing.assert_close(mine, stocks, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
