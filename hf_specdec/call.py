@@ -108,24 +108,28 @@ class Call:
     model_kwargs: dict[str, Any]
     _drafting_rows: list[int] = field(default_factory=list)
 
-    def prefill(self) -> None:
-        """Run the prompt up to, and without, its last token, which becomes the first root."""
-        start, end = self.prompt.first_fed, self.prompt.input_ids.shape[1] - 1
-        chunk = self.config.prefill_chunk_size or max(end - start, 1)
+    def prefill(self) -> tuple[DraftTree, ForwardOutput]:
+        """Run the prompt. Its last token is the root of a first tree without guesses, so no forward is spent on it."""
+        start, end = self.prompt.first_fed, self.prompt.input_ids.shape[1]
+        chunk = self.config.prefill_chunk_size or end - start
         for first in range(start, end, chunk):
-            last = min(first + chunk, end)
-            self.recorder.start_prompt(self._prefill_chunk(first, last))
+            output = self._prefill_chunk(first, min(first + chunk, end))
+            self.recorder.add_prompt(output)
+        self._drafting_rows = list(range(self.emitter.batch_size))
+        return DraftTree.roots(self.context.pending_tokens), output.last_column()
 
     def _prefill_chunk(self, first: int, last: int) -> ForwardOutput:
         prompt = self.prompt
         width = prompt.input_ids.shape[1]
-        inputs: dict[str, Any] = {"position_ids": prompt.position_ids[:, first - width : last - width]}
+        skipped = prompt.position_ids.shape[1] - width
+        inputs: dict[str, Any] = {"position_ids": prompt.position_ids[:, skipped + first : skipped + last]}
         if prompt.mask is not None:
             inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - width]
-        for name in ("logits_to_keep", "output_hidden_states"):
-            if name in self.model_kwargs:
-                inputs[name] = self.model_kwargs[name]
-        return self.runner.prefill(prompt.input_ids[:, first:last], **inputs)
+        if "logits_to_keep" in self.model_kwargs:
+            inputs["logits_to_keep"] = self.model_kwargs["logits_to_keep"]
+        if self._wants_hidden_states:
+            inputs["output_hidden_states"] = True
+        return self.runner.prefill(prompt.input_ids[:, first:last], num_open=int(last == width), **inputs)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -152,10 +156,15 @@ class Call:
 
     def forward(self, tree: DraftTree) -> ForwardOutput:
         """Run all nodes of all rows at once."""
-        wants_hidden = self.drafter.needs_hidden_states or self.recorder.hidden_states is not None
-        output = self.runner.forward(tree.padded_tokens(), tree.padded_depths(), tree.ancestors(), wants_hidden)
+        output = self.runner.forward(
+            tree.padded_tokens(), tree.padded_depths(), tree.ancestors(), self._wants_hidden_states
+        )
         self.recorder.start_round(output)
         return output
+
+    @property
+    def _wants_hidden_states(self) -> bool:
+        return self.drafter.needs_hidden_states or self.recorder.hidden_states is not None
 
     def keep(self, accepted: list[list[int]]) -> None:
         """Compact the cache to the accepted text and bring the context up to date."""

@@ -48,8 +48,8 @@ class Recorder:
         """Whether anything is recorded."""
         return any(record is not None for record in (self.scores, self.logits, self.hidden_states))
 
-    def start_prompt(self, output: ForwardOutput) -> None:
-        """Hidden states of the prompt but its last token, `[B, k, hidden_size]` per layer; may come in chunks."""
+    def add_prompt(self, output: ForwardOutput) -> None:
+        """Hidden states of the prompt, `[B, k, hidden_size]` per layer; may come in chunks."""
         if self.hidden_states is not None and output.hidden_states is not None:
             self._prompt_states = _join(self._prompt_states, output.hidden_states)
 
@@ -66,10 +66,16 @@ class Recorder:
         if self.scores is not None:
             self.scores += (scores,)
             emitter.scores = self.scores
-        if self.hidden_states is not None and self._round_states is not None:
-            step = tuple(layer[list(rows), list(nodes)][:, None] for layer in self._round_states)
-            self.hidden_states += (_join(self._prompt_states, step),)
-            self._prompt_states = None
+        if self.hidden_states is not None:
+            self.hidden_states += (self._states(rows, nodes),)
+
+    def _states(self, rows: Sequence[int], nodes: Sequence[int]) -> HiddenStates:
+        """Of the nodes; the first token comes with those of the whole prompt, as in plain generation."""
+        prompt_states, self._prompt_states = self._prompt_states, None
+        if prompt_states is not None:
+            return prompt_states
+        assert self._round_states is not None
+        return tuple(layer[list(rows), list(nodes)][:, None] for layer in self._round_states)
 
 
 def _join(earlier: HiddenStates | None, later: HiddenStates) -> HiddenStates:

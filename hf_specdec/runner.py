@@ -25,6 +25,11 @@ class ForwardOutput(NamedTuple):
     hidden_states: tuple[Tensor, ...] | None
     """Per layer `[B, n, hidden_size]`, when asked for."""
 
+    def last_column(self) -> ForwardOutput:
+        """The last node alone."""
+        states = None if self.hidden_states is None else tuple(layer[:, -1:] for layer in self.hidden_states)
+        return ForwardOutput(self.logits[:, -1:], states)
+
 
 class ModelRunner:
     """Drives one model with one cache.
@@ -57,18 +62,19 @@ class ModelRunner:
         self._last_position = last_position
         self._attention = attention_implementation(model)
 
-    def prefill(self, tokens: Tensor, **inputs: Any) -> ForwardOutput:
-        """Run plain causal attention over the next columns of the text, int64 `[B, k]`, and commit them.
+    def prefill(self, tokens: Tensor, num_open: int = 0, **inputs: Any) -> ForwardOutput:
+        """Run plain causal attention over the next columns of the text and commit them.
 
         Args:
-            tokens: the columns.
+            tokens: the columns, int64 `[B, k]`.
+            num_open: how many of the last columns stay in the uncommitted tail.
             inputs: further arguments of the forward (a 2D `attention_mask`, `position_ids`, `logits_to_keep`, ...).
         """
         device = self.model.device
         moved = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
         output = self._call(input_ids=tokens.to(device), **moved)
-        self.view.commit_prefill()
-        self._next_positions = self._next_positions + tokens.shape[1]
+        self.view.commit_prefill(num_open)
+        self._next_positions = self._next_positions + tokens.shape[1] - num_open
         return output
 
     def set_next_positions(self, next_positions: Tensor) -> None:
@@ -92,7 +98,7 @@ class ModelRunner:
             attention_mask=self._mask(depths, ancestors.to(device)),
             **({"output_hidden_states": True} if hidden_states else {}),
         )
-        self.view.extend_tail(tokens.shape[1])
+        self.view.extend_tail(depths)
         return output
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:

@@ -31,15 +31,18 @@ from hf_specdec.selftest import check_tree_logits
 
 def decode(call: Call) -> None:
     """Speculative decoding: every line is a step of the algorithm."""
-    call.prefill()
-    drafter = call.drafter.begin(call.context)
-    while not call.emitter.done:
-        with call.drafting():
-            tree = call.propose(drafter)
-        output = call.forward(tree)
+    tree, output = call.prefill()
+    with call.drafting():
+        drafter = call.drafter.begin(call.context)
+    while True:
         accepted = call.verifier.verify(tree, output.logits)
         call.keep(accepted)
         call.observe(drafter, tree, accepted, output)
+        if call.emitter.done:
+            return
+        with call.drafting():
+            tree = call.propose(drafter)
+        output = call.forward(tree)
 
 
 class Speculation:

@@ -13,7 +13,7 @@ class SpeculationStats:
     Attributes:
         strategy: the strategy's name.
         verification: "greedy", "keyed", or "rejection".
-        rounds: forwards of the target after the prompt.
+        rounds: forwards of the target; reading the prompt is the first, and drafts nothing.
         row_rounds: the same, counted once for every row that was still open.
         drafted: tokens proposed.
         accepted: proposed tokens that were emitted.

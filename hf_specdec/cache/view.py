@@ -75,16 +75,18 @@ class CacheView:
         self.visible = visible
         self.lengths = [int(cache.get_seq_length())] * batch_size
         self.tail = 0
-        self._tail_depths: Tensor | None = None
+        self._tail_depths = torch.empty(batch_size, 0, dtype=torch.int64)
 
-    def commit_prefill(self) -> None:
-        """Everything that the layers hold now belongs to the text."""
-        self.lengths = [int(self.cache.get_seq_length())] * len(self.lengths)
+    def commit_prefill(self, num_open: int) -> None:
+        """What the layers hold now is text, but for the last `num_open` columns: they are the tail, one a level."""
+        batch_size = len(self.lengths)
+        self.lengths = [int(self.cache.get_seq_length()) - num_open] * batch_size
+        self.tail, self._tail_depths = num_open, torch.arange(num_open).expand(batch_size, num_open)
 
     def masks(
         self, depths: Tensor, ancestors: Tensor, additive_dtype: torch.dtype | None
     ) -> Tensor | dict[str, Tensor]:
-        """The attention mask for a forward of m new nodes; call it once before that forward.
+        """The attention mask for a forward of m new nodes.
 
         Args:
             depths: int64 `[B, m]`, distance of each new node from the first token after the committed text.
@@ -95,7 +97,7 @@ class CacheView:
             `[B, 1, m, slots]`, or a dict of such masks by layer type for models whose layers differ.
         """
         device = depths.device
-        self._tail_depths = depths if self._tail_depths is None else torch.cat([self._tail_depths, depths], dim=1)
+        tail_depths = torch.cat([self._tail_depths.to(device), depths], dim=1)
         starts = torch.tensor(self.lengths, device=device)[:, None]
         tail_slots = starts + torch.arange(ancestors.shape[-1], device=device)
         longest = max(self.lengths)
@@ -106,25 +108,20 @@ class CacheView:
             committed[:, :columns] &= self.visible[:, :columns].to(device)
         see = committed[:, None].repeat(1, depths.shape[1], 1)
         see.scatter_(2, tail_slots[:, None].expand_as(ancestors), ancestors)
+        # A node's column is where it would stand in the text, which is not where its slot is.
+        key_columns = torch.arange(slots, device=device).repeat(len(self.lengths), 1)
+        key_columns.scatter_(1, tail_slots, starts + tail_depths)
+        distance = (starts + depths)[:, :, None] - key_columns[:, None]
         masks = {
-            name: self._windowed(see, window, starts, depths, tail_slots)
+            name: _finish(see if window is None else see & (distance < window), additive_dtype)
             for name, window in self.kinds.windows.items()
         }
-        finished = {name: _finish(mask, additive_dtype) for name, mask in masks.items()}
-        return finished if self.kinds.takes_dict else next(iter(finished.values()))
+        return masks if self.kinds.takes_dict else next(iter(masks.values()))
 
-    def _windowed(self, see: Tensor, window: int | None, starts: Tensor, depths: Tensor, tail_slots: Tensor) -> Tensor:
-        """Hide what is `window` or more columns back. A node's column is where it would stand in the text."""
-        if window is None or see.shape[-1] <= window:
-            return see
-        assert self._tail_depths is not None
-        columns = torch.arange(see.shape[-1], device=see.device).repeat(see.shape[0], 1)
-        columns.scatter_(1, tail_slots, starts + self._tail_depths)
-        return see & ((starts + depths)[:, :, None] - columns[:, None] < window)
-
-    def extend_tail(self, count: int) -> None:
-        """The forward that `masks` was made for has succeeded: its nodes are in the tail."""
-        self.tail += count
+    def extend_tail(self, depths: Tensor) -> None:
+        """A forward of m new nodes has succeeded: they are in the tail. `depths` as in `masks`."""
+        self.tail += depths.shape[1]
+        self._tail_depths = torch.cat([self._tail_depths.to(depths.device), depths], dim=1)
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep some tail rows of each batch row as text, in the given order, and drop the rest of the tail.
@@ -148,7 +145,7 @@ class CacheView:
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Make row b hold its first `lengths[b]` columns, dropping what lies behind and the tail."""
         self.lengths = list(lengths)
-        self.tail, self._tail_depths = 0, None
+        self.tail, self._tail_depths = 0, torch.empty(len(lengths), 0, dtype=torch.int64)
         longest = max(lengths)
         ragged = min(lengths) != longest
         self.cache.rows.lag = torch.tensor([longest - length for length in lengths]) if ragged else None
@@ -161,8 +158,11 @@ class CacheView:
 
     def _move(self, moved: list[list[tuple[int, int]]]) -> None:
         width = max(len(row) for row in moved)
-        # Shorter rows repeat a harmless move of a slot onto itself.
-        filled = [row + [(start, start)] * (width - len(row)) for start, row in zip(self.lengths, moved, strict=True)]
+        # Shorter rows repeat their last move; a row without any moves a slot of its own onto itself.
+        filled = [
+            row + (row[-1:] or [(start, start)]) * (width - len(row))
+            for start, row in zip(self.lengths, moved, strict=True)
+        ]
         target, source = torch.tensor(filled).unbind(-1)
         for layer in self.cache.layers:
             layer.move_rows(source, target)

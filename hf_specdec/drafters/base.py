@@ -106,7 +106,7 @@ class Drafter(ABC):
     def observe(  # noqa: B027  (a drafter that learns nothing overrides nothing)
         self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs
     ) -> None:
-        """Learn from a verified round.
+        """Learn from a verified round. The first one is the prompt's, whose trees are roots alone.
 
         Args:
             tree: what was verified: the proposal, clipped to the budgets.

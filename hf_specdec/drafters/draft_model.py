@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,8 @@ class DraftModel:
         for start in range(0, tokens.shape[1], _PREFILL_CHUNK):
             end = min(start + _PREFILL_CHUNK, tokens.shape[1])
             attention = {"attention_mask": mask[:, :end].long()} if padded else {}
-            self._runner.prefill(tokens[:, start:end], position_ids=positions[:, start:end], **attention, **keep_one)
+            inputs: dict[str, Any] = {"position_ids": positions[:, start:end], **attention, **keep_one}
+            self._runner.prefill(tokens[:, start:end], **inputs)
         self._fed = mask.sum(-1).tolist()
         self._runner.set_next_positions(mask.sum(-1))
 

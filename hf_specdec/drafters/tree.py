@@ -77,6 +77,7 @@ class Tree(Drafter):
         drafter._levels = self.depth if self.depth is not None else chosen
         drafter._draft = DraftModel(context.draft_model, context)
         drafter._trust = Trust()
+        drafter._grown = [_Row(pending, 0) for pending in context.pending_tokens]
         return drafter
 
     def propose(self, context: DraftContext) -> DraftTree:
