@@ -26,6 +26,8 @@ QUANTISATIONS = {
     "8-bit": BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0),
     "4-bit": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32),
 }
+# Long enough that each text repeats a token with something left to guess, so prompt lookup drafts too.
+NEW_TOKENS = 24
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
@@ -49,13 +51,13 @@ def quantised(request: pytest.FixtureRequest, folder: Path) -> PreTrainedModel:
 def test_a_quantised_target(quantised: PreTrainedModel, strategy: str) -> None:
     draft = zoo.make("llama", **SIZES)
     for batch in (texts.padded([9]), texts.padded([7, 12])):
-        expected = texts.greedy(quantised, **batch, max_new_tokens=12)
+        expected = texts.greedy(quantised, **batch, max_new_tokens=NEW_TOKENS)
 
         arguments = STRATEGIES[strategy](draft, texts.rows_without_padding(batch, expected))
         output = generate(
             quantised,
             **batch,
-            max_new_tokens=12,
+            max_new_tokens=NEW_TOKENS,
             do_sample=False,
             pad_token_id=texts.PAD,
             return_dict_in_generate=True,

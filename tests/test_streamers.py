@@ -122,7 +122,7 @@ def test_tokens_come_as_they_are_found(target: PreTrainedModel) -> None:
     )
 
     handle.remove()
-    assert seen_at_forward == [1, 1, 7]  # the prompt was put; then six tokens a round
+    assert seen_at_forward == [1, 2, 8]  # the prompt was put; then the token after it; then six tokens a round
 
 
 def test_streamer_of_the_bare_form(target: PreTrainedModel) -> None:

@@ -70,7 +70,7 @@ def test_appending_keeping_and_cutting(plan: tuple[int, Any], prefix: int) -> No
         depths = torch.zeros(batch, count, dtype=torch.int64)
         view.masks(depths, torch.eye(count, dtype=torch.bool).expand(batch, -1, -1), None)
         write(cache, labels)
-        view.extend_tail(count)
+        view.extend_tail(depths)
         assert view.tail == count
 
         view.commit(kept)
@@ -84,6 +84,26 @@ def test_appending_keeping_and_cutting(plan: tuple[int, Any], prefix: int) -> No
         assert view.lengths == [len(row) for row in naive]
         assert cache.get_seq_length() == max(view.lengths)
         assert read(cache, view.lengths) == naive
+
+
+@pytest.mark.parametrize("num_open", [0, 1, 3])
+def test_the_last_columns_of_a_prompt_may_stay_open(num_open: int) -> None:
+    """They are a tail like any other: a chain, one level a column, kept or dropped by the next `commit`."""
+    for kept in range(num_open + 1):
+        cache = TreeCache()
+        view = CacheView(cache, kinds(window=4), 2, None)
+        text = [[100 * row + i for i in range(6)] for row in range(2)]
+        write(cache, text)
+        view.commit_prefill(num_open)
+        assert (view.lengths, view.tail) == ([6 - num_open] * 2, num_open)
+
+        mask = view.masks(torch.full((2, 1), num_open), torch.ones(2, 1, num_open + 1, dtype=torch.bool), None)
+        view.commit([range(kept), range(num_open)])
+
+        assert isinstance(mask, Tensor)
+        assert mask.tolist() == [[[[False] * 3 + [True] * 4]]] * 2  # the new node at column 6 and three before it
+        assert view.lengths == [6 - num_open + kept, 6]
+        assert read(cache, view.lengths) == [text[0][: 6 - num_open + kept], text[1]]
 
 
 @given(rounds())
@@ -142,7 +162,7 @@ def test_masks(case: dict[str, Any]) -> None:
     if tail:
         view.masks(depths[:, :tail], ancestors[:, :tail, :tail], None)
         write(cache, [[0] * tail for _ in lengths])
-        view.extend_tail(tail)
+        view.extend_tail(depths[:, :tail])
 
     mask = view.masks(depths[:, tail:], ancestors[:, tail:], None)
 

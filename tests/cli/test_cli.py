@@ -106,14 +106,15 @@ class TestGenerate:
             "generate", PROMPT, "-m", str(tiny_model_folder), "--max-new-tokens", "12", "--json",
             "--assistant", str(tiny_model_folder), "--strategy", "tree",
         ]  # fmt: skip
-        # The draft is the target, so everything is accepted and the depth alone decides the number of rounds.
+        # The draft is the target, so everything is accepted and the depth alone decides the number of rounds;
+        # the first round reads the prompt and drafts nothing.
+        chain = "nodes=9,branching=1,min_gain=0,min_score=0"
         shallow, deep = (
-            json.loads(invoke(*arguments, "--strategy-args", f"depth={depth},nodes=9,min_gain=0").stdout)
-            for depth in (1, 6)
+            json.loads(invoke(*arguments, "--strategy-args", f"depth={depth},{chain}").stdout) for depth in (1, 6)
         )
         assert shallow["token_ids"] == deep["token_ids"]
-        assert max(map(int, shallow["stats"]["accepted_lengths"])) == 1
-        assert deep["stats"]["rounds"] < shallow["stats"]["rounds"]
+        assert shallow["stats"]["accepted_lengths"] == {"0": 2, "1": 5}
+        assert deep["stats"]["accepted_lengths"] == {"0": 1, "6": 1, "3": 1}
 
     def test_a_missing_draft_model_is_one_line_and_status_1(self, tiny_model_folder: Path) -> None:
         result = invoke("generate", PROMPT, "-m", str(tiny_model_folder), "--strategy", "tree")

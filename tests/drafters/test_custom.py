@@ -71,8 +71,16 @@ def test_what_a_drafter_is_told(family: str, lengths: tuple[int, ...]) -> None:
 
     assert ours.tolist() == text.tolist()
     assert drafter.begun == 1
-    assert len(drafter.contexts) == len(drafter.rounds)
-    for state, (tree, accepted, outputs) in zip(drafter.contexts, drafter.rounds, strict=True):
+    # The prompt's round comes first: nothing was asked of the drafter, which sees the last token of every prompt.
+    roots, taken, outputs = drafter.rounds[0]
+    assert roots.tokens == [[row[length - 1]] for row, length in zip(rows, lengths, strict=True)]
+    assert roots.parents == [[-1]] * len(lengths)
+    assert taken == [[0]] * len(lengths)
+    assert outputs.logits.argmax(-1).tolist() == [[row[length]] for row, length in zip(rows, lengths, strict=True)]
+    assert outputs.hidden_states is not None
+    torch.testing.assert_close(target.lm_head(outputs.hidden_states[-1]), outputs.logits)
+    assert drafter.contexts[0].num_generated == [1] * len(lengths)
+    for state, (tree, accepted, outputs) in zip(drafter.contexts, drafter.rounds[1:], strict=True):
         assert state.vocab_size == zoo.VOCAB_SIZE
         assert state.target is target
         assert outputs.logits.shape == (len(lengths), tree.width, zoo.VOCAB_SIZE)
@@ -137,8 +145,8 @@ def test_a_draft_deeper_than_the_budget_is_clipped(target: PreTrainedModel) -> N
     )
 
     assert output.sequences.tolist() == text.tolist()
-    assert output.speculation.rounds == 1
-    assert output.speculation.drafted == 14
+    assert output.speculation.rounds == 2
+    assert output.speculation.drafted == 13
 
 
 @pytest.mark.parametrize("shape", ["bushy", "comb", "chain"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,16 +53,17 @@ def twin(target: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 23, 40])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 21, 22, 40])
 def test_num_assistant_tokens(target: PreTrainedModel, twin: PreTrainedModel, tokens: int) -> None:
     """One draft forward a guess, and the last guess is not fed."""
     run(target, twin, num_assistant_tokens=tokens)
     with counted(twin) as shapes:
         stats = run(target, twin, num_assistant_tokens=tokens).speculation
 
-    assert stats.accepted == stats.drafted
-    assert max(stats.accepted_lengths) == min(tokens, 23)
-    assert len(shapes) == 1 + stats.drafted + (1 if stats.rounds * (tokens + 1) > 24 and 24 % (tokens + 1) == 1 else 0)
+    assert stats.rounds == 1 + math.ceil(23 / (tokens + 1))  # the prompt's round gives the first of 24 tokens
+    assert stats.accepted == stats.drafted == 24 - stats.rounds
+    assert max(stats.accepted_lengths) == min(tokens, 22)
+    assert len(shapes) == 1 + stats.drafted
 
 
 @pytest.mark.parametrize("place", ["call", "generation_config", "draft"])
@@ -85,9 +87,9 @@ def test_schedules(target: PreTrainedModel, twin: PreTrainedModel) -> None:
     for schedule in ("constant", "heuristic", "heuristic_transient"):
         stats = run(target, twin, num_assistant_tokens=3, num_assistant_tokens_schedule=schedule).speculation
         if schedule == "constant":
-            assert stats.accepted_lengths == {3: 6}
+            assert stats.accepted_lengths == {0: 1, 3: 5, 2: 1}
         else:
-            assert {3, 5, 7} <= stats.accepted_lengths.keys()
+            assert stats.accepted_lengths == {0: 1, 3: 1, 5: 1, 7: 1, 4: 1}
 
     useless = zoo.make("llama", seed=5)
     useless.generation_config.assistant_confidence_threshold = 0
@@ -211,7 +213,8 @@ def test_the_draft_sees_the_text_and_nothing_else(family: str, strategy: Drafter
     draft = zoo.make_draft(target)
     draft.generation_config.num_assistant_tokens = 4
     drafter = Recording(strategy)
-    batch = texts.padded([9, 4, 6])
+    lengths = [9, 4, 6]
+    batch = texts.padded(lengths)
 
     generate(
         target,
@@ -225,7 +228,7 @@ def test_the_draft_sees_the_text_and_nothing_else(family: str, strategy: Drafter
     )
 
     seeds = [(3, row) for row in range(3)] if mode else None
-    lengths = [len(text) for text in drafter.seen[0]]
+    assert [len(text) for text in drafter.seen[0]] == [length + 1 for length in lengths]
     for tree, seen, trust in zip(drafter.trees, drafter.seen, drafter.trust, strict=True):
         generated = [len(text) - length for text, length in zip(seen, lengths, strict=True)]
         open_rows = [row for row, count in enumerate(generated) if count < 19]
