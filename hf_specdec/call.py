@@ -105,7 +105,8 @@ class Call:
     recorder: Recorder
     stats: SpeculationStats
     config: GenerationConfig
-    model_kwargs: dict[str, Any]
+    cache_is_seen: bool
+    keeps_last_logits: bool
     _drafting_rows: list[int] = field(default_factory=list)
 
     def prefill(self) -> tuple[DraftTree, ForwardOutput]:
@@ -125,8 +126,8 @@ class Call:
         inputs: dict[str, Any] = {"position_ids": prompt.position_ids[:, skipped + first : skipped + last]}
         if prompt.mask is not None:
             inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - width]
-        if "logits_to_keep" in self.model_kwargs:
-            inputs["logits_to_keep"] = self.model_kwargs["logits_to_keep"]
+        if self.keeps_last_logits:
+            inputs["logits_to_keep"] = 1
         if self._wants_hidden_states:
             inputs["output_hidden_states"] = True
         return self.runner.prefill(prompt.input_ids[:, first:last], num_open=int(last == width), **inputs)
@@ -145,6 +146,8 @@ class Call:
         if not isinstance(tree, DraftTree):
             raise DrafterError(f"{type(drafter).__name__}.propose must return a DraftTree, not {type(tree).__name__}")
         tree.check(self.context.pending_tokens, self.context.vocab_size)
+        if drafter.chains_only and not tree.is_chain:
+            raise DrafterError(f"{type(drafter).__name__} promises chains_only but proposed a node with two children")
         tree = tree.clip(self.context.budgets)
         if self.emitter.lockstep:
             depth = max(max(depths) for depths in tree.row_depths)
@@ -192,10 +195,13 @@ class Call:
             [tree.num_drafted[row] for row in rows], [max(len(accepted[row]) - 1, 0) for row in rows]
         )
         own_paths = [path if row in rows else [] for row, path in enumerate(accepted)]
-        drafter.observe(tree, own_paths, RoundOutputs(output.logits, output.hidden_states))
+        with self.drafting():
+            drafter.observe(tree, own_paths, RoundOutputs(output.logits, output.hidden_states))
 
     def settle_cache(self) -> None:
         """Make all rows of the cache one column shorter than the released text, and return it to its owner."""
+        if not self.cache_is_seen:
+            return
         target = self.prompt.num_columns + self.emitter.num_released - 1
         missing = [list(range(length, target)) for length in self.runner.view.lengths]
         if any(missing):
@@ -261,6 +267,7 @@ def build_call(
     num_cached = int(cache.get_seq_length()) if cache.layers else 0
     prompt = Prompt.read(input_ids, config, model_kwargs, num_cached)
     rules = StopRules(criteria)
+    cache_is_seen = bool(config.return_dict_in_generate) or is_users_cache(cache)
     loan = CacheLoan(
         cache, prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1, is_users_cache(cache)
     )
@@ -287,8 +294,21 @@ def build_call(
         explicit=explicit,
     )
     verifier = _verifier(scorer, emitter, sampling, batched=not row_processors and not recorder.active)
-    stats = SpeculationStats(drafter.name or type(drafter).__name__, _rule_name(sampling))
-    return Call(prompt, loan, runner, emitter, verifier, drafter, context, recorder, stats, config, model_kwargs)
+    stats = SpeculationStats(drafter.name, _rule_name(sampling))
+    return Call(
+        prompt=prompt,
+        loan=loan,
+        runner=runner,
+        emitter=emitter,
+        verifier=verifier,
+        drafter=drafter,
+        context=context,
+        recorder=recorder,
+        stats=stats,
+        config=config,
+        cache_is_seen=cache_is_seen,
+        keeps_last_logits="logits_to_keep" in model_kwargs,
+    )
 
 
 def _sampling(

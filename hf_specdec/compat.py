@@ -42,11 +42,14 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 @contextmanager
 def candidate_generator_override(model: PreTrainedModel, generator: CandidateGenerator) -> Iterator[None]:
     """Make the model's assisted decoding use `generator`, which `generate` has no argument for."""
-    setattr(model, "_get_candidate_generator", lambda **kwargs: generator)  # noqa: B010  (an attribute mypy cannot know)
+    name = "_get_candidate_generator"
+    before = {name: vars(model)[name]} if name in vars(model) else {}
+    vars(model)[name] = lambda **kwargs: generator
     try:
         yield
     finally:
-        delattr(model, "_get_candidate_generator")  # noqa: B043
+        del vars(model)[name]
+        vars(model).update(before)
 
 
 def default_generation_settings(config: GenerationConfig) -> dict[str, Any]:

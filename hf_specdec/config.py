@@ -6,7 +6,8 @@ from typing import Any, Literal, get_args
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.errors import ArgumentError, UnsupportedError
+from hf_specdec.compat import default_generation_settings
+from hf_specdec.errors import ArgumentError, UnsupportedError, UnsupportedModelError
 
 Verification = Literal["keyed", "rejection"]
 
@@ -34,6 +35,17 @@ _REASONS = {
     "use_cache": "drafts are verified on top of the key/value cache; drop use_cache=False",
     "token_healing": "heal the prompt with model.heal_tokens first",
 }
+_DRAFT_SETTINGS = frozenset(
+    {
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "prompt_lookup_num_tokens",
+        "max_matching_ngram_size",
+    }
+)
 _CACHES = (None, "dynamic", "static", "hybrid")
 _FORWARD_INPUTS = frozenset(
     {
@@ -74,6 +86,26 @@ def check_generation_config(config: GenerationConfig) -> None:
         )
 
 
+def check_draft_settings(
+    strategy: str, followed: frozenset[str], config: GenerationConfig, explicit: frozenset[str]
+) -> None:
+    """Refuse draft settings that the caller gave and the strategy does not follow.
+
+    Args:
+        strategy: its name.
+        followed: names that it follows.
+        config: the call's generation config.
+        explicit: names that the caller gave.
+
+    Raises:
+        UnsupportedError: names the setting.
+    """
+    defaults = default_generation_settings(config)
+    for name in _DRAFT_SETTINGS - followed & explicit:
+        if getattr(config, name) not in (None, defaults.get(name)):
+            raise UnsupportedError(f"{name}={getattr(config, name)!r} means nothing to strategy {strategy!r}; drop it")
+
+
 def check_model_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any], num_prompt_columns: int) -> None:
     """Refuse forward inputs that tree forwards would lose.
 
@@ -86,6 +118,11 @@ def check_model_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any], num
         raise UnsupportedError(
             f"{', '.join(extra)} cannot be passed on to tree forwards with strategy=; give the prompt as input_ids "
             "with attention_mask, or use stock generate"
+        )
+    if model_kwargs["position_ids"].dim() != 2:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} gives tokens positions on several axes, which tree forwards do not; "
+            "use stock generate for this model"
         )
     if num_prompt_columns == 0:
         raise ArgumentError("input_ids is empty; speculation needs at least one prompt token, such as BOS")

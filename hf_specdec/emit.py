@@ -69,16 +69,11 @@ class Emitter:
         self.num_released = 0
         self.done = False
         self.scores: tuple[Tensor, ...] | None = None
-        self._pad = 0 if pad_token is None else pad_token
+        self.pad_token = 0 if pad_token is None else pad_token
         self._limit = max(rules.max_length - self.prompt_length, 1)
         self._finished_at: list[int | None] = [None] * self.batch_size
         self._streamer = streamer
         self._text = input_ids.clone()  # grows in steps: max_new_tokens may be a number that nobody means
-
-    @property
-    def pad_token(self) -> int:
-        """Filler behind finished rows."""
-        return self._pad
 
     def open_rows(self) -> list[int]:
         """Rows that take part in the next round."""
@@ -109,7 +104,7 @@ class Emitter:
         """Give some rows one more token each, then release what is complete."""
         for row, token in zip(rows, tokens, strict=True):
             if self.is_finished(row):
-                token = self._pad
+                token = self.pad_token
             self._write(row, self.prompt_length + len(self.generated[row]), token)
             self.generated[row].append(token)
         while not self.done and self._next_column_is_complete():
@@ -129,7 +124,9 @@ class Emitter:
     def _write(self, row: int, column: int, token: int) -> None:
         if column >= self._text.shape[1]:
             columns = min(max(column // 2, _MIN_GROWTH), self.prompt_length + self._limit - column)
-            self._text = torch.cat([self._text, self._text.new_full((self.batch_size, columns), self._pad)], dim=1)
+            self._text = torch.cat(
+                [self._text, self._text.new_full((self.batch_size, columns), self.pad_token)], dim=1
+            )
         self._text[row, column] = token
 
     def _next_column_is_complete(self) -> bool:
@@ -141,7 +138,7 @@ class Emitter:
     def _release_column(self) -> None:
         step = self.num_released
         self.num_released += 1
-        column = [tokens[step] if step < len(tokens) else self._pad for tokens in self.generated]
+        column = [tokens[step] if step < len(tokens) else self.pad_token for tokens in self.generated]
         if self._streamer is not None:
             self._streamer.put(torch.tensor(column))
         text = self._text[:, : self.prompt_length + self.num_released]
@@ -158,4 +155,4 @@ class Emitter:
     def _cut(self, row: int) -> None:
         """Drop what the row had run ahead of the released text."""
         del self.generated[row][self.num_released :]
-        self._text[row, self.prompt_length + len(self.generated[row]) :] = self._pad
+        self._text[row, self.prompt_length + len(self.generated[row]) :] = self.pad_token

@@ -34,11 +34,18 @@ def enable(model: PreTrainedModel) -> None:
     """
     if not callable(getattr(type(model), "generate", None)):
         raise ArgumentError(f"enable() needs a model with generate(), not {type(model).__name__}")
-    if "generate" in vars(model) and not is_enabled(model):
+    if _is_replaced(model):
         raise ArgumentError(
             "this model object's generate was replaced already; use custom_generate=Speculation(...) instead"
         )
     vars(model)["generate"] = types.MethodType(generate, model)
+
+
+def _is_replaced(model: PreTrainedModel) -> bool:
+    """Whether somebody else put a generate on this object. Unpickling leaves the class's own there, which is none."""
+    ours: tuple[Any, ...] = (generate, getattr(type(model), "generate", None))
+    bound = vars(model).get("generate")
+    return bound is not None and getattr(bound, "__func__", None) not in ours
 
 
 def disable(model: PreTrainedModel) -> None:
@@ -55,7 +62,10 @@ def is_enabled(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def enabled(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """`with enabled(model):` enables inside the block and leaves the model as it was before."""
+    """`with enabled(model):` enables inside the block and leaves the model as it was before.
+
+    Blocks for one model must not overlap in threads: enable it once, or call `hf_specdec.generate(model, ...)`.
+    """
     before = is_enabled(model)
     enable(model)
     try:
@@ -83,15 +93,13 @@ def generate(
         model: the target.
         args, kwargs: everything else that transformers' `generate` takes.
         strategy: a registered name or a `Drafter`; also read from `generation_config.strategy`. None: stock generate.
-        seed, verification: see `Speculation`.
+        seed, verification: see `Speculation`; they govern sampling and change nothing in greedy decoding.
         assistant_model, streamer, tokenizer, assistant_tokenizer: as in transformers.
 
     Raises:
         ArgumentError: a wrong argument.
         UnsupportedError: a feature that is not honoured, named, with the cure.
     """
-    kwargs = _by_name(model, args, kwargs)
-    strategy = strategy if strategy is not None else _strategy_of(kwargs.get("generation_config"))
     own: dict[str, Any] = {
         "assistant_model": assistant_model,
         "streamer": streamer,
@@ -99,24 +107,30 @@ def generate(
         "assistant_tokenizer": assistant_tokenizer,
     }
     if strategy is None:
+        strategy = _strategy_of([*args, kwargs.get("generation_config")])
+    if strategy is None:
         if seed is not None or verification is not None:
             raise ArgumentError("seed= and verification= belong to strategy=; without one, use transformers.set_seed")
-        return _stock_generate(model, **kwargs, **{name: value for name, value in own.items() if value is not None})
+        given = {name: value for name, value in own.items() if value is not None}
+        return _stock_generate(model, *args, **kwargs, **given)
+    kwargs = _by_name(model, args, kwargs)
     _refuse_early(kwargs)
     explicit = _explicit_settings(kwargs)
     stop_strings = _take_stop_strings(model, kwargs)
-    kwargs["custom_generate"] = Speculation(
-        strategy, stop_strings=stop_strings, seed=seed, verification=verification or "keyed", explicit=explicit, **own
+    speculation = Speculation(
+        strategy, stop_strings=stop_strings, seed=seed, verification=verification or "keyed", **own
     )
+    speculation.explicit = explicit
+    kwargs["custom_generate"] = speculation
     if streamer is not None:
         kwargs["streamer"] = streamer  # stock generate hands it the prompt, the loop everything after
     return _stock_generate(model, **kwargs)
 
 
-def _stock_generate(model: PreTrainedModel, **kwargs: Any) -> SpeculativeOutput | Tensor:
+def _stock_generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> SpeculativeOutput | Tensor:
     """The class's own generate, whatever the object's says."""
     method: Any = type(model).generate  # type: ignore[attr-defined]  # a mixin that PreTrainedModel does not declare
-    output: SpeculativeOutput | Tensor = method(model, **kwargs)
+    output: SpeculativeOutput | Tensor = method(model, *args, **kwargs)
     return output
 
 
@@ -127,9 +141,10 @@ def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, An
     return {**named, **bound.get("kwargs", {})}
 
 
-def _strategy_of(config: GenerationConfig | None) -> str | None:
-    """A `GenerationConfig(strategy="...")` keeps the unknown name as an attribute."""
-    return None if config is None else vars(config).get("strategy")
+def _strategy_of(arguments: list[Any]) -> str | None:
+    """A `GenerationConfig(strategy="...")` among the arguments keeps the unknown name as an attribute."""
+    configs = (one for one in arguments if isinstance(one, GenerationConfig))
+    return next((vars(config).get("strategy") for config in configs), None)
 
 
 def _refuse_early(kwargs: dict[str, Any]) -> None:

@@ -155,7 +155,8 @@ class Sampling:
         children = []
         for node, (tokens, weight, confidence, finite, count) in enumerate(zip(*columns, counts, strict=True)):
             allowed = min(count, finite.index(False) if False in finite else len(finite))
-            probs = scores[node].double().softmax(-1) if self.fresh is not None and allowed else None
+            drawn = self.fresh is not None and allowed > 0
+            probs = scores[node].to(perturbed.device).double().softmax(-1) if drawn else None
             children.append(Children(tokens[:allowed], weight[:allowed], confidence[:allowed], probs))
         return children
 
@@ -181,7 +182,7 @@ class Sampling:
         return scores.to(device) - race.log_()
 
 
-def check_finite(best_scores: Sequence[float], steps: Sequence[int]) -> None:
+def check_finite(best_scores: Sequence[float], steps: Sequence[int | str]) -> None:
     """Refuse to emit a token that was not chosen from finite scores.
 
     Raises:

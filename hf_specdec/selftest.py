@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ _CHAIN_PARENTS = [-1, 0, 1, 2]
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 5e-3}
 _TOLERANCE_16_BIT = 0.25
 
-_passed: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[str, torch.dtype]]] = weakref.WeakKeyDictionary()
+_passed: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[str, torch.dtype, bool]]] = weakref.WeakKeyDictionary()
 
 
 def check_tree_logits(model: PreTrainedModel) -> None:
@@ -31,11 +30,13 @@ def check_tree_logits(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: they differ, or the forward does not accept a tree at all.
     """
-    key = (attention_implementation(model), model.dtype)
+    key = (attention_implementation(model), model.dtype, model.training)
     if key in _passed.setdefault(model, set()):
         return
     try:
         difference = _difference(model)
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not accept a tree of drafts ({type(error).__name__}: {error}); "
@@ -84,6 +85,5 @@ def _leaf_paths(tree: DraftTree) -> list[list[int]]:
         path = [leaf]
         while path[0] > 0:
             path.insert(0, tree.parents[0][path[0]])
-        assert all(tree.parents[0][child] == parent for parent, child in pairwise(path))
         paths.append(path)
     return paths

@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.call import Call, build_call
 from hf_specdec.compat import default_generation_settings
-from hf_specdec.config import check_generation_config, check_model_inputs, check_verification
+from hf_specdec.config import check_draft_settings, check_generation_config, check_model_inputs, check_verification
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafters.draft_check import check_draft_model
 from hf_specdec.errors import ArgumentError
@@ -60,7 +60,6 @@ class Speculation:
         stop_strings: strings that end a row.
         seed: randomness of sampling; an int, or one int a row. Drawn from torch's global generator by default.
         verification: "keyed" (the text depends on model, prompt and seed alone) or "rejection" (the classical rule).
-        explicit: names of generation settings that this call sets, as opposed to inherits.
 
     Raises:
         ArgumentError: a wrong type or value, or an unknown strategy.
@@ -77,7 +76,6 @@ class Speculation:
         stop_strings: str | list[str] | None = None,
         seed: Seed | None = None,
         verification: str = "keyed",
-        explicit: frozenset[str] | None = None,
     ) -> None:
         self.drafter = _drafter(strategy)
         self.verification = check_verification(verification)
@@ -99,7 +97,7 @@ class Speculation:
         self.assistant_tokenizer = assistant_tokenizer
         self.stop_strings = stop_strings
         self.seed = seed
-        self.explicit = explicit
+        self.explicit: frozenset[str] | None = None  # generation settings that this very call gives, if known
 
     def __call__(
         self,
@@ -115,10 +113,10 @@ class Speculation:
         call = self._build(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         try:
             decode(call)
+            call.settle_cache()
         except BaseException:
             call.abandon_cache()
             raise
-        call.settle_cache()
         if self.streamer is not None:
             self.streamer.end()
         call.finish_stats(time.perf_counter() - start)
@@ -135,6 +133,8 @@ class Speculation:
     ) -> Call:
         check_runnable(model)
         check_generation_config(config)
+        explicit = self._explicit_settings(config)
+        check_draft_settings(self.drafter.name, self.drafter.settings, config, explicit)
         check_model_inputs(model, model_kwargs, input_ids.shape[1])
         mask = model_kwargs.get("attention_mask")
         single_row = input_ids.shape[0] == 1 and (mask is None or bool(mask.all()))
@@ -154,7 +154,7 @@ class Speculation:
             self.streamer,
             self.seed,
             self.verification,
-            self._explicit_settings(config),
+            explicit,
             model_kwargs,
         )
         check_tree_logits(model)
@@ -178,10 +178,9 @@ class Speculation:
 
 
 def _drafter(strategy: object) -> Drafter:
-    if isinstance(strategy, str):
-        return create_drafter(strategy)
-    if isinstance(strategy, Drafter):
-        return strategy
+    drafter = create_drafter(strategy) if isinstance(strategy, str) else strategy
+    if isinstance(drafter, Drafter):
+        return drafter
     raise ArgumentError(
         f"strategy must be a name or a Drafter object, not {strategy!r}"
         + ("; call it to make an object" if isinstance(strategy, type) and issubclass(strategy, Drafter) else "")

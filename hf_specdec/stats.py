@@ -21,7 +21,7 @@ class SpeculationStats:
         accepted_lengths: how often a row accepted so many tokens in one round.
         seconds_draft: time in drafting.
         seconds_verify: time in the target's forwards.
-        seconds_rest: everything else.
+        seconds_rest: everything else. On a GPU forwards are queued, so waiting for them counts here.
     """
 
     strategy: str = "none"

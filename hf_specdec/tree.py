@@ -16,8 +16,8 @@ from hf_specdec.errors import DrafterError
 class DraftTree:
     """Tokens proposed to follow each row's text.
 
-    Node 0 of a row is its pending token: emitted, but not yet in the target's cache. Every other node is a guess for
-    the token after its parent.
+    Node 0 of a row is its pending token: the text's last one, not yet committed to the target's cache. Every other
+    node is a guess for the token after its parent.
 
     Attributes:
         tokens: for each of the B rows the token ids of its nodes; rows may differ in length.
@@ -100,9 +100,9 @@ class DraftTree:
         """Whether no node of any row has two children."""
         return all(len(children) <= 1 for row in self.children for children in row)
 
-    def padded_tokens(self, filler: int = 0) -> Tensor:
-        """Token ids, int64 `[B, n]`; shorter rows end in dead nodes holding `filler`."""
-        return torch.tensor([row + [filler] * (self.width - len(row)) for row in self.tokens])
+    def padded_tokens(self) -> Tensor:
+        """Token ids, int64 `[B, n]`; shorter rows end in dead nodes holding id 0."""
+        return torch.tensor([row + [0] * (self.width - len(row)) for row in self.tokens])
 
     def padded_depths(self) -> Tensor:
         """Depths, int64 `[B, n]`; dead nodes have depth 0."""
@@ -177,6 +177,9 @@ class DraftTree:
                         f"draft_probs of row {row} needs for node {node} the distribution [{vocab_size}] that its "
                         "children were drawn from"
                     )
+            for node, parent in enumerate(parents):
+                if parent >= 0 and not probs[parent][self.tokens[row][node]] > 0:
+                    raise DrafterError(f"draft_probs of row {row} says that node {node} could not have been drawn")
 
 
 class _Trie:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_specdec.emit import Emitter
 from hf_specdec.processors import RowProcessors
-from hf_specdec.sampling import Sampling, check_finite
+from hf_specdec.sampling import Sampling, check_finite, noise_device
 from hf_specdec.tree import DraftTree
 
 
@@ -35,8 +35,8 @@ def walk(tree: DraftTree, emitter: Emitter, decide: Decide) -> list[list[int]]:
     """Walk all open rows down their trees, emitting one token at each node.
 
     Returns:
-        For each row the nodes whose tokens now stand in the text in front of its newest token, root first; empty for
-        rows that took no part. Stop rules that hit inside the block have already cut the path.
+        For each row the nodes whose tokens stand in the text in front of its newest token, root first; empty for rows
+        that took no part. A row that ran ahead of the others may be cut to less by a stop rule that hit it later.
     """
     paths: list[list[int]] = [[] for _ in range(tree.batch_size)]
     active = dict.fromkeys(emitter.open_rows(), 0)
@@ -172,8 +172,7 @@ class Rejection(Verifier):
     def verify(self, tree: DraftTree, logits: Tensor) -> list[list[int]]:
         """Sampled chains under processors without state are verified as a block, everything else node by node."""
         as_blocks = tree.is_chain and self.scorer.processors.stateless and not self.emitter.lockstep
-        # A block looks at every node, and a node that plain decoding would never reach must not end the call.
-        if tree.draft_probs is None or not as_blocks or not bool(logits.isfinite().all()):
+        if tree.draft_probs is None or not as_blocks:
             return super().verify(tree, logits)
         return self._verify_blocks(tree, logits, tree.draft_probs)
 
@@ -189,22 +188,27 @@ class Rejection(Verifier):
     ) -> list[list[int]]:
         paths: list[list[int]] = [[] for _ in range(tree.batch_size)]
         for row in self.emitter.open_rows():
-            chain = tree.tokens[row][1:]
-            p = self._chain_probs(logits, row, chain)
+            p = self._chain_probs(logits, row, tree.tokens[row][1:])
+            chain = tree.tokens[row][1 : len(p)]
             q = [draft_probs[row][node] for node in range(len(chain))]
             num_accepted, token = block_verification(p, q, chain, self._uniform, self._draw)
             paths[row] = self._emit(row, [*chain[:num_accepted], token])
         return paths
 
     def _chain_probs(self, logits: Tensor, row: int, chain: Sequence[int]) -> list[Tensor]:
-        """p at every node of a chain, accepted or not: allowed because the processors hold no state."""
+        """p at every node of a chain, accepted or not: allowed because the processors hold no state.
+
+        A node without usable scores ends the chain. Only a walk that ends there fails, as plain decoding would.
+        """
         prefix = self.emitter.prefix(row)
         text = torch.cat([prefix, prefix.new_tensor(chain)])
         raw = logits[row].float().to(text.device)
         probs = []
         for node in range(len(chain) + 1):
             scores = self.scorer.processors([row], [text[: len(prefix) + node]], raw[node : node + 1])
-            probs.append(target_probs(scores, self.steps([row]))[0])
+            probs.append(_probs(scores)[0])
+            if probs[-1].isnan().any():
+                break
         return probs
 
     def _emit(self, row: int, tokens: Sequence[int]) -> list[int]:
@@ -223,9 +227,8 @@ class Rejection(Verifier):
         )
 
     def _draw(self, probs: Tensor) -> int:
-        generator = self.sampling.fresh
-        assert generator is not None
-        return int(torch.multinomial(probs.to(generator.device), 1, generator=generator))
+        check_finite([float(probs.max())], ["after this block"])
+        return int(torch.multinomial(probs, 1, generator=self.sampling.fresh))
 
 
 def target_probs(scores: Tensor, steps: Sequence[int]) -> Tensor:
@@ -234,8 +237,12 @@ def target_probs(scores: Tensor, steps: Sequence[int]) -> Tensor:
     Raises:
         NonFiniteLogitsError: a row holds NaN or +inf, or allows no token.
     """
-    check_finite(scores.max(dim=-1).values.tolist(), steps if len(steps) == scores.shape[0] else [0] * scores.shape[0])
-    return scores.double().softmax(-1)
+    check_finite(scores.max(dim=-1).values.tolist(), steps)
+    return _probs(scores)
+
+
+def _probs(scores: Tensor) -> Tensor:
+    return scores.to(noise_device(scores.device)).double().softmax(-1)
 
 
 def recursive_rejection(

@@ -140,7 +140,9 @@ class TreeLayer(CacheLayerMixin):
 
     def _reserve(self, length: int) -> None:
         """Grow by a quarter of the text, so that appending is O(1) amortised and spare room stays bounded."""
-        if length <= self._key_buffer.shape[2]:
+        # Buffers made under torch.inference_mode() cannot be written outside it.
+        stale = self._key_buffer.is_inference() and not torch.is_inference_mode_enabled()
+        if length <= self._key_buffer.shape[2] and not stale:
             return
         capacity = length + max(_MIN_SPARE, length // 4)
         grown = []

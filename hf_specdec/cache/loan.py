@@ -118,7 +118,9 @@ def _give_back(lent: TreeLayer, layer: Any) -> None:
     if isinstance(layer, DynamicSlidingWindowLayer):
         start = max(lent.length - layer.sliding_window + 1, 0)
         layer.cumulative_length = lent.length
-    layer.keys, layer.values = lent.keys[:, :, start:], lent.values[:, :, start:]
+    keys, values = lent.keys[:, :, start:], lent.values[:, :, start:]
+    # A window of a long text must not keep the whole text's buffer alive.
+    layer.keys, layer.values = (keys.clone(), values.clone()) if start else (keys, values)
 
 
 def _fill_static(lent: TreeLayer, layer: Any) -> None:

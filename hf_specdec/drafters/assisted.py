@@ -27,6 +27,7 @@ class Assisted(Drafter):
 
     name = "assisted"
     needs_draft_model = True
+    settings = frozenset({"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"})
 
     _draft: DraftModel = field(init=False, repr=False, compare=False)
     _length: ChainLength = field(init=False, repr=False, compare=False)

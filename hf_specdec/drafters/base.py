@@ -16,7 +16,7 @@ from hf_specdec.tree import DraftTree
 
 
 class RoundOutputs(NamedTuple):
-    """What the target computed for the nodes of a tree."""
+    """What the target computed for the nodes of a tree; in the prompt's round for its last token."""
 
     logits: Tensor
     """`[B, n, V]`, raw."""
@@ -78,11 +78,17 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str] = ""
-    """The strategy's name in statistics."""
+    """The strategy's name in statistics and messages; by default the class's."""
+    settings: ClassVar[frozenset[str]] = frozenset()
+    """Draft settings of transformers' generation config that the strategy follows; others are refused."""
     needs_draft_model: ClassVar[bool] = False
     """Whether `assistant_model` must be given."""
     needs_hidden_states: ClassVar[bool] = False
     """Whether `observe` wants the target's hidden states."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.name or cls.__name__
 
     @property
     def chains_only(self) -> bool:

@@ -50,11 +50,6 @@ class DraftModel:
         self._fed = [0] * context.batch_size  # tokens of context.texts that the cache holds, padding not counted
         self._prefill(context.prompt[:, :-1], mask[:, :-1], padded)
 
-    @property
-    def seconds(self) -> float:
-        """Time spent in the draft's forwards."""
-        return self._runner.seconds
-
     def budgets(self, context: DraftContext) -> list[int]:
         """The deepest useful node of each row that the draft can still reach: it has so many positions and no more."""
         return [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Self
 
 from hf_specdec.drafters.base import DraftContext, Drafter
 from hf_specdec.errors import ArgumentError
 from hf_specdec.tree import DraftTree
+
+_MAX_MATCHES = 32  # looked at in a round; most often the first few say all
 
 
 @dataclass
@@ -34,6 +37,7 @@ class PromptLookup(Drafter):
     tokens_per_match: int = 4
 
     name = "prompt_lookup"
+    settings = frozenset({"prompt_lookup_num_tokens", "max_matching_ngram_size"})
 
     _indices: list[NgramIndex] = field(init=False, repr=False, compare=False)
 
@@ -66,8 +70,9 @@ class PromptLookup(Drafter):
 
     def _continuations(self, index: NgramIndex, text: Sequence[int], longest: int) -> list[Sequence[int]]:
         found: list[Sequence[int]] = []
-        for start, num_matching in index.matches(text) if longest else ():
-            path = text[start : start + min(longest, self.tokens_per_match * num_matching)]
+        for start, num_matching in islice(index.matches(text), _MAX_MATCHES) if longest else ():
+            length, period = min(longest, self.tokens_per_match * num_matching), len(text) - start
+            path = [text[start + i % period] for i in range(length)]  # a copy may run on into itself, as in a loop
             if not any(other[: len(path)] == path for other in found):
                 found.append(path)
             if len(found) == self.branches:

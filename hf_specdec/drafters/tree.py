@@ -30,6 +30,8 @@ class Tree(Drafter):
     or greedy decoding the `nodes` best of all grown nodes are kept. With rejection sampling the children are drawn at
     random and all are kept, since dropping some for their value would change the law.
 
+    If the call gives `assistant_confidence_threshold`, guesses that the draft is less sure of get no children.
+
     A draft that keeps being wrong is run in few rounds only, so the text comes about as fast as without it.
 
     Args:
@@ -51,9 +53,11 @@ class Tree(Drafter):
 
     name = "tree"
     needs_draft_model = True
+    settings = frozenset({"num_assistant_tokens", "assistant_confidence_threshold"})
 
     _draft: DraftModel = field(init=False, repr=False, compare=False)
     _levels: int = field(init=False, repr=False, compare=False)
+    _threshold: float = field(init=False, repr=False, compare=False)
     _trust: Trust = field(init=False, repr=False, compare=False)
     _grown: list[_Row] = field(init=False, repr=False, compare=False)
 
@@ -77,13 +81,20 @@ class Tree(Drafter):
         drafter._levels = self.depth if self.depth is not None else chosen
         drafter._draft = DraftModel(context.draft_model, context)
         drafter._trust = Trust()
+        drafter._threshold = (
+            context.config.assistant_confidence_threshold
+            if "assistant_confidence_threshold" in context.explicit
+            else 0.0
+        )
         drafter._grown = [_Row(pending, 0) for pending in context.pending_tokens]
         return drafter
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Grow all rows level by level."""
         sampled = context.sampling.fresh is not None
-        plan = _Plan(self.nodes, self.branching, self.width, self.min_gain, self._trust.value, sampled)
+        plan = _Plan(
+            self.nodes, self.branching, self.width, self.min_gain, self._threshold, self._trust.value, sampled
+        )
         rows = [
             _Row(pending, min(budget, self._levels))
             for pending, budget in zip(context.pending_tokens, self._draft.budgets(context), strict=True)
@@ -138,6 +149,7 @@ class _Plan:
     branching: int
     width: int
     min_gain: float
+    threshold: float
     trust: float
     sampled: bool
 
@@ -149,6 +161,7 @@ class _Row:
         self.limit = limit
         self.tokens, self.parents, self.depths = [pending], [-1], [0]
         self.scores = [1.0]
+        self.confidences = [1.0]
         self.slots: list[int | None] = [None]
         self.probs: dict[int, Tensor] = {}
         self.promised = 0.0
@@ -163,6 +176,7 @@ class _Row:
         weights = children.confidences if plan.sampled else children.weights
         if parent == 0:
             self.promised = sum(weights)
+        self.confidences.extend(children.confidences)
         for token, weight in zip(children.tokens, weights, strict=True):
             self.tokens.append(token)
             self.parents.append(parent)
@@ -174,7 +188,8 @@ class _Row:
         """The likeliest nodes of a level, if running them is worth while. Looks at drawn tokens only."""
         if depth >= self.limit:
             return []
-        frontier = sorted((n for n, d in enumerate(self.depths) if d == depth), key=lambda n: -self.scores[n])
+        level = (n for n, d in enumerate(self.depths) if d == depth and self.confidences[n] >= plan.threshold)
+        frontier = sorted(level, key=lambda n: -self.scores[n])
         chosen = frontier[: plan.width]
         if plan.sampled:
             room = plan.nodes + 1 - len(self.tokens)
