@@ -19,7 +19,12 @@ from hf_specdec.sampling import Seed
 from hf_specdec.speculation import Speculation
 
 # Settings that transformers acts on, or fails at, before the loop is asked.
-_EARLY = (("cache_implementation", "paged"), ("cache_implementation", "quantized"), ("token_healing", True))
+_EARLY = (
+    ("cache_implementation", "paged"),
+    ("cache_implementation", "quantized"),
+    ("token_healing", True),
+    ("synced_gpus", True),
+)
 _SIGNATURE = inspect.signature(GenerationMixin.generate)
 
 

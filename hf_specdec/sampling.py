@@ -14,7 +14,7 @@ from hf_specdec.noise import gumbel
 
 Seed = int | Sequence[int]
 
-_MAX_KEPT_NOISE = 64  # positions; 8 bytes a token of the vocabulary each
+_MAX_KEPT_NOISE = 32  # positions; 8 bytes a token of the vocabulary each
 
 
 def row_seeds(seed: Seed, batch_size: int) -> list[tuple[int, int]]:

@@ -126,3 +126,16 @@ def test_garbage_is_named(target: PreTrainedModel) -> None:
 
     with pytest.raises(DrafterError, match="token 1000"):
         run(target, DrafterCandidateGenerator(drafter, target))
+
+
+def test_an_earlier_override_comes_back() -> None:
+    model = zoo.make("llama")
+    outer, inner = (DrafterCandidateGenerator(PromptLookup(branches=1), model) for _ in range(2))
+
+    with stock_assisted(model, outer):
+        before = vars(model)["_get_candidate_generator"]
+        with stock_assisted(model, inner):
+            assert model._get_candidate_generator() is inner
+        assert vars(model)["_get_candidate_generator"] is before
+
+    assert "_get_candidate_generator" not in vars(model)

@@ -23,7 +23,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
         size = draw(st.integers(1, 8))
         parents.append([-1, *(draw(st.integers(0, i - 1)) for i in range(1, size))])
         tokens.append(draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size)))
-        probs.append({node: torch.full((VOCAB,), float(node)) for node in set(parents[-1]) - {-1}})
+        probs.append({node: torch.full((VOCAB,), node + 1.0) for node in set(parents[-1]) - {-1}})
     return DraftTree(tokens, parents, probs if draw(st.booleans()) else None)
 
 
@@ -42,7 +42,7 @@ def texts_of(tree: DraftTree, row: int) -> list[list[int]]:
 @given(trees())
 def test_shapes_and_padding(tree: DraftTree) -> None:
     width = max(len(row) for row in tree.tokens)
-    tokens, depths, ancestors = tree.padded_tokens(filler=7), tree.padded_depths(), tree.ancestors()
+    tokens, depths, ancestors = tree.padded_tokens(), tree.padded_depths(), tree.ancestors()
 
     assert tree.width == width
     assert tokens.shape == depths.shape == (tree.batch_size, width)
@@ -50,7 +50,7 @@ def test_shapes_and_padding(tree: DraftTree) -> None:
     assert (tokens.dtype, depths.dtype, ancestors.dtype) == (torch.int64, torch.int64, torch.bool)
     for row, parents in enumerate(tree.parents):
         size = len(parents)
-        assert tokens[row].tolist() == tree.tokens[row] + [7] * (width - size)
+        assert tokens[row].tolist() == tree.tokens[row] + [0] * (width - size)
         for node in range(width):
             path = lineage(parents, node) if node < size else [node]
             assert ancestors[row, node].nonzero().flatten().tolist() == sorted(path)

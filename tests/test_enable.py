@@ -402,3 +402,15 @@ def test_oracle_through_every_door(target: PreTrainedModel) -> None:
 
     assert all(output.sequences.tolist() == text.tolist() for output in outputs)
     assert [output.speculation.accepted_lengths for output in outputs] == [{0: 1, 5: 1, 4: 1}] * 3
+
+
+def test_an_enabled_model_that_was_pickled_can_be_enabled_again() -> None:
+    model = zoo.make("llama")
+    hf_specdec.enable(model)
+
+    loaded = pickle.loads(pickle.dumps(model))
+    hf_specdec.enable(loaded)
+
+    assert hf_specdec.is_enabled(loaded)
+    hf_specdec.disable(loaded)
+    assert "generate" not in vars(loaded)

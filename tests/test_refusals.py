@@ -21,6 +21,7 @@ from hf_specdec import (
     Speculation,
     Tree,
     UnsupportedError,
+    UnsupportedModelError,
     generate,
 )
 
@@ -267,3 +268,41 @@ def test_speculation_without_enable_is_checked_at_once(draft: PreTrainedModel) -
         Speculation("none", verification="fast")
     with pytest.raises(ArgumentError, match="does not use"):
         Speculation("none", assistant_model=draft)
+
+
+@pytest.mark.usefixtures("no_forward")
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("none", {"prompt_lookup_num_tokens": 5}),
+        ("tree", {"prompt_lookup_num_tokens": 5}),
+        ("tree", {"num_assistant_tokens_schedule": "heuristic"}),
+        ("prompt_lookup", {"num_assistant_tokens": 5}),
+        ("prompt_lookup", {"assistant_confidence_threshold": 0.1}),
+        ("assisted", {"assistant_lookbehind": 3}),
+    ],
+)
+def test_draft_settings_of_another_strategy(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, settings: dict[str, Any]
+) -> None:
+    if strategy in ("tree", "assisted"):
+        settings = {**settings, "assistant_model": draft}
+
+    with pytest.raises(UnsupportedError, match=f"{next(iter(settings))}=.* means nothing to strategy '{strategy}'"):
+        generate(target, **SETTINGS, **settings, strategy=strategy)
+
+
+@pytest.mark.usefixtures("no_forward")
+def test_positions_on_several_axes(target: PreTrainedModel) -> None:
+    positions = torch.arange(9).expand(4, 1, 9)
+    settings = {**SETTINGS, **texts.inputs(texts.prompt(9))}
+
+    with pytest.raises(UnsupportedModelError, match="positions on several axes"):
+        generate(target, **settings, position_ids=positions, strategy="none")
+
+
+@pytest.mark.usefixtures("no_forward")
+@pytest.mark.parametrize("arguments", [{"synced_gpus": True}, {"cache_implementation": "paged"}])
+def test_what_transformers_would_act_on_first(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="is not supported with strategy=: drop one of the two"):
+        generate(target, **SETTINGS, **arguments, strategy="none")

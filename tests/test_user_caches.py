@@ -282,3 +282,37 @@ def test_prefill_in_chunks(target: PreTrainedModel, enabled: PreTrainedModel) ->
     handle.remove()
     assert ours.tolist() == expected.tolist()
     assert sizes == [7, 7, 7, 2] + [1] * 11  # the last chunk gives the first of 12 tokens
+
+
+def test_a_cache_made_in_inference_mode(target: PreTrainedModel) -> None:
+    """Tensors made there cannot be written in place outside."""
+    text = texts.greedy(target, **texts.inputs(texts.prompt(9)), max_new_tokens=16)
+    settings = {"max_new_tokens": 8, "do_sample": False, "strategy": "prompt_lookup", "return_dict_in_generate": True}
+    with torch.inference_mode():
+        first = generate(target, **texts.inputs(texts.prompt(9)), **settings)
+
+    second = generate(target, **texts.inputs(first.sequences.clone()), **settings, cache=first.cache)
+
+    assert second.sequences.tolist() == text.tolist()
+
+
+def test_an_accident_while_padding_is_stored() -> None:
+    """The last forward of a ragged batch serves the cache alone; the cache is whole without it too."""
+    model = zoo.make("llama")
+    batch = texts.padded([9, 6])
+    long_row = texts.greedy(model, **batch, max_new_tokens=12)
+    cache = TreeCache()
+    ends_early = int(long_row[1, 9 + 2])
+
+    def fail_on_padding(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Tensor]) -> None:
+        if cache.get_seq_length() and kwargs["input_ids"].shape[1] > 1 and cache.rows.lag is not None:
+            raise KeyboardInterrupt
+
+    model.register_forward_pre_hook(fail_on_padding, with_kwargs=True)
+    with pytest.raises(KeyboardInterrupt):
+        generate(
+            model, **batch, max_new_tokens=12, do_sample=False, eos_token_id=ends_early, strategy="none", cache=cache
+        )
+
+    assert cache.rows.lag is None
+    assert cache.get_seq_length() < 9 + 12

@@ -10,12 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import hf_specdec
 import texts
 import zoo
 from hf_specdec import (
     ArgumentError,
     DraftContext,
     Drafter,
+    DrafterError,
     DraftTree,
     NoDraft,
     RoundOutputs,
@@ -233,3 +235,27 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch, target: PreTrainedModel) 
 
 def test_built_in_names() -> None:
     assert {"none", "assisted", "tree", "prompt_lookup"} <= set(drafter_names())
+
+
+def test_a_promise_that_is_broken(target: PreTrainedModel) -> None:
+    """Chains may run without a mask, so a tree under that flag must never reach the model."""
+    drafter = Scripted(lambda context: [[[5], [6]] for _ in context.texts], chains_only=True)
+
+    with pytest.raises(DrafterError, match="Scripted promises chains_only but proposed a node with two children"):
+        generate(target, **texts.inputs(PROMPT), max_new_tokens=6, strategy=drafter)
+
+
+def test_a_strategy_without_a_name_is_called_by_its_class(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    class Nameless(Drafter):
+        def propose(self, context: DraftContext) -> DraftTree:
+            return DraftTree.roots(context.pending_tokens)
+
+    with pytest.raises(ArgumentError, match="strategy 'Nameless' does not use assistant_model"):
+        generate(target, **texts.inputs(PROMPT), strategy=Nameless(), assistant_model=draft)
+
+
+def test_a_factory_that_makes_something_else(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hf_specdec.registry._factories, "wrong", dict)
+
+    with pytest.raises(ArgumentError, match="strategy must be a name or a Drafter object"):
+        generate(target, **texts.inputs(PROMPT), strategy="wrong")

@@ -17,14 +17,15 @@ from hf_specdec import PromptLookup, generate
 def naive(text: list[int], max_ngram: int, length: int, branches: int, per_match: int) -> list[list[int]]:
     """Continuations after earlier occurrences of the last tokens: longest match first, then latest.
 
-    Each is as long as its match promises; what an earlier one says already does not count.
+    Each is as long as its match promises, running on into itself where the text ends; what an earlier one says already
+    does not count.
     """
     found: list[list[int]] = []
     for n in range(min(max_ngram, len(text)), 0, -1):
         for end in range(len(text) - 1, n - 1, -1):
             longer = n < max_ngram and n < end and text[end - n - 1 : end] == text[-n - 1 :]
             if text[end - n : end] == text[-n:] and not longer and len(found) < branches:
-                path = text[end : end + min(length, per_match * n)]
+                path = (text[end:] * length)[: min(length, per_match * n)]
                 if not any(other[: len(path)] == path for other in found):
                     found.append(path)
     return found
