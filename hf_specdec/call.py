@@ -186,7 +186,7 @@ class Call:
             else:
                 del text[len(generated) - known :]
             self.context.num_generated[row] = len(generated)
-            self.context.budgets[row] = max(self.emitter.budget(row) - 1, 0)
+            self.context.budgets[row] = self.emitter.draft_budget(row)
 
     def observe(self, drafter: Drafter, tree: DraftTree, accepted: list[list[int]], output: ForwardOutput) -> None:
         """Let the drafter learn, and count."""
@@ -243,89 +243,107 @@ class Call:
         )
 
 
-def build_call(
-    model: PreTrainedModel,
-    drafter: Drafter,
-    draft_model: PreTrainedModel | None,
-    input_ids: Tensor,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    streamer: BaseStreamer | None,
-    seed: Seed | None,
-    verification: Verification,
-    explicit: frozenset[str],
-    model_kwargs: dict[str, Any],
-) -> Call:
+@dataclass(frozen=True)
+class Request:
+    """One call of `generate`, checked: what transformers prepared, and what the caller asked of this package.
+
+    Attributes:
+        model: the target.
+        input_ids: int64 `[B, P]`.
+        processors, criteria, config, model_kwargs: as `generate` hands them to a decoding method.
+        drafter: the strategy's settings.
+        draft_model: `assistant_model`, if the strategy uses one.
+        streamer, seed, verification: see `Speculation`.
+        explicit: names of the generation settings that the caller gave in this very call.
+    """
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    drafter: Drafter
+    draft_model: PreTrainedModel | None
+    streamer: BaseStreamer | None
+    seed: Seed | None
+    verification: Verification
+    explicit: frozenset[str]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows B."""
+        return self.input_ids.shape[0]
+
+
+def build_call(request: Request) -> Call:
     """Wire a call; no forward runs here.
 
     Raises:
         ArgumentError, UnsupportedError: the cache or the seed does not fit.
     """
-    batch_size = input_ids.shape[0]
-    cache: Cache = model_kwargs["cache"]
+    input_ids, config, batch_size = request.input_ids, request.config, request.batch_size
+    cache: Cache = request.model_kwargs["cache"]
     num_cached = int(cache.get_seq_length()) if cache.layers else 0
-    prompt = Prompt.read(input_ids, config, model_kwargs, num_cached)
-    rules = StopRules(criteria)
-    cache_is_seen = bool(config.return_dict_in_generate) or is_users_cache(cache)
-    loan = CacheLoan(
-        cache, prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1, is_users_cache(cache)
-    )
+    prompt = Prompt.read(input_ids, config, request.model_kwargs, num_cached)
+    rules = StopRules(request.criteria)
+    final_length = prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1
+    loan = CacheLoan(cache, final_length, keep_lender=is_users_cache(cache))
     recorder = Recorder(config)
-    row_processors = RowProcessors(processors, batch_size)
-    lockstep = row_processors.lockstep or (recorder.active and batch_size > 1)
-    emitter = Emitter(input_ids, rules, pad_token(config), streamer, lockstep)
-    sampling = _sampling(config, seed, verification, batch_size, input_ids.device)
+    processors = RowProcessors(request.processors, batch_size)
+    lockstep = processors.lockstep or (recorder.active and batch_size > 1)
+    emitter = Emitter(input_ids, rules, pad_token(config), request.streamer, lockstep)
+    sampling = _sampling(request)
     next_positions = prompt.position_ids[:, -1] - (input_ids.shape[1] - 1 - prompt.first_fed)
-    runner = ModelRunner(model, loan.cache, batch_size, prompt.visible, next_positions)
-    scorer = Scorer(row_processors, emitter, partial(recorder.observe, emitter) if recorder.active else None)
-    context = DraftContext(
-        texts=prompt.texts(),
-        num_generated=[0] * batch_size,
-        budgets=[max(emitter.budget(row) - 1, 0) for row in range(batch_size)],
-        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
-        sampling=sampling,
-        score_processors=score_processors(processors),
-        config=config,
-        prompt=input_ids,
-        prompt_mask=prompt.own_mask,
-        target=model,
-        draft_model=draft_model,
-        explicit=explicit,
-    )
-    verifier = _verifier(scorer, emitter, sampling, batched=not row_processors and not recorder.active)
-    stats = SpeculationStats(drafter.name, _rule_name(sampling))
+    scorer = Scorer(processors, emitter, partial(recorder.observe, emitter) if recorder.active else None)
     return Call(
         prompt=prompt,
         loan=loan,
-        runner=runner,
+        runner=ModelRunner(request.model, loan.cache, batch_size, prompt.visible, next_positions),
         emitter=emitter,
-        verifier=verifier,
-        drafter=drafter,
-        context=context,
+        verifier=_verifier(scorer, emitter, sampling, batched=not processors and not recorder.active),
+        drafter=request.drafter,
+        context=_context(request, prompt, emitter, sampling),
         recorder=recorder,
-        stats=stats,
+        stats=SpeculationStats(request.drafter.name, _rule_name(sampling)),
         config=config,
-        cache_is_seen=cache_is_seen,
-        keeps_last_logits="logits_to_keep" in model_kwargs,
+        cache_is_seen=bool(config.return_dict_in_generate) or is_users_cache(cache),
+        keeps_last_logits="logits_to_keep" in request.model_kwargs,
     )
 
 
-def _sampling(
-    config: GenerationConfig, seed: Seed | None, verification: Verification, batch_size: int, device: torch.device
-) -> Sampling:
-    if not config.do_sample:
+def _context(request: Request, prompt: Prompt, emitter: Emitter, sampling: Sampling) -> DraftContext:
+    rows = range(request.batch_size)
+    return DraftContext(
+        texts=prompt.texts(),
+        num_generated=[0 for _ in rows],
+        budgets=[emitter.draft_budget(row) for row in rows],
+        vocab_size=request.model.config.get_text_config(decoder=True).vocab_size,
+        sampling=sampling,
+        score_processors=score_processors(request.processors),
+        config=request.config,
+        prompt=request.input_ids,
+        prompt_mask=prompt.own_mask,
+        target=request.model,
+        draft_model=request.draft_model,
+        explicit=request.explicit,
+    )
+
+
+def _sampling(request: Request) -> Sampling:
+    if not request.config.do_sample:
         return Sampling(None)
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, ()))  # from the global generator, so that set_seed governs it
-    seeds = row_seeds(seed, batch_size)
-    if verification == "keyed":
+    # By default from the global generator, so that set_seed governs it.
+    seed = request.seed if request.seed is not None else int(torch.randint(2**63 - 1, ()))
+    seeds = row_seeds(seed, request.batch_size)
+    if request.verification == "keyed":
         return Sampling(seeds)
     if not isinstance(seed, int):
         raise ArgumentError(
             "verification='rejection' draws fresh randomness for the whole batch; pass one int as seed"
         )
-    return Sampling(seeds, torch.Generator(noise_device(device)).manual_seed(seed % 2**63))
+    device = noise_device(request.input_ids.device)
+    return Sampling(seeds, torch.Generator(device).manual_seed(seed % 2**63))
 
 
 def _verifier(scorer: Scorer, emitter: Emitter, sampling: Sampling, batched: bool) -> Verifier:

@@ -92,9 +92,9 @@ class Emitter:
         """Whether the row only waits, padded, for the others."""
         return self._finished_at[row] is not None and self.rules.pads_finished
 
-    def budget(self, row: int) -> int:
-        """How many tokens the row may still get."""
-        return self._limit - len(self.generated[row]) if self.is_open(row) else 0
+    def draft_budget(self, row: int) -> int:
+        """The deepest useful guess: as many tokens as the row may still get, but for the one that ends a round."""
+        return max(self._limit - len(self.generated[row]) - 1, 0) if self.is_open(row) else 0
 
     def prefix(self, row: int) -> Tensor:
         """The row's text so far, padding included, int64 `[columns]`."""

@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from hf_specdec.call import Call, build_call
+from hf_specdec.call import Call, Request, build_call
 from hf_specdec.compat import default_generation_settings
 from hf_specdec.config import check_draft_settings, check_generation_config, check_model_inputs, check_verification
 from hf_specdec.drafters import Drafter
@@ -110,7 +110,34 @@ class Speculation:
     ) -> SpeculativeOutput | Tensor:
         """Called by `generate` with everything prepared. Checks all of it before the first forward."""
         start = time.perf_counter()
-        call = self._build(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        check_runnable(model)
+        check_generation_config(generation_config)
+        check_model_inputs(model, model_kwargs, input_ids.shape[1])
+        mask = model_kwargs.get("attention_mask")
+        single_row = input_ids.shape[0] == 1 and (mask is None or bool(mask.all()))
+        check_attention(model, self.drafter.chains_only, single_row)
+        explicit = self._explicit_settings(generation_config)
+        check_draft_settings(self.drafter.name, self.drafter.settings, generation_config, explicit)
+        request = Request(
+            model=model,
+            input_ids=input_ids,
+            processors=logits_processor,
+            criteria=self._with_stop_strings(stopping_criteria),
+            config=generation_config,
+            model_kwargs=model_kwargs,
+            drafter=self.drafter,
+            draft_model=self._check_draft_model(model, single_row),
+            streamer=self.streamer,
+            seed=self.seed,
+            verification=self.verification,
+            explicit=explicit,
+        )
+        return self._run(request, start)
+
+    def _run(self, request: Request, start: float) -> SpeculativeOutput | Tensor:
+        call = build_call(request)
+        for model in filter(None, (request.model, request.draft_model)):
+            check_tree_logits(model)
         try:
             decode(call)
             call.settle_cache()
@@ -122,45 +149,10 @@ class Speculation:
         call.finish_stats(time.perf_counter() - start)
         return call.result()
 
-    def _build(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-    ) -> Call:
-        check_runnable(model)
-        check_generation_config(config)
-        explicit = self._explicit_settings(config)
-        check_draft_settings(self.drafter.name, self.drafter.settings, config, explicit)
-        check_model_inputs(model, model_kwargs, input_ids.shape[1])
-        mask = model_kwargs.get("attention_mask")
-        single_row = input_ids.shape[0] == 1 and (mask is None or bool(mask.all()))
-        check_attention(model, self.drafter.chains_only, single_row)
-        draft_model = self._check_draft_model(model, single_row)
-        if self.stop_strings is not None:
-            assert self.tokenizer is not None
-            criteria = StoppingCriteriaList([*criteria, StopStringCriteria(self.tokenizer, self.stop_strings)])
-        call = build_call(
-            model,
-            self.drafter,
-            draft_model,
-            input_ids,
-            processors,
-            criteria,
-            config,
-            self.streamer,
-            self.seed,
-            self.verification,
-            explicit,
-            model_kwargs,
-        )
-        check_tree_logits(model)
-        if draft_model is not None:
-            check_tree_logits(draft_model)
-        return call
+    def _with_stop_strings(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+        if self.stop_strings is None or self.tokenizer is None:
+            return criteria
+        return StoppingCriteriaList([*criteria, StopStringCriteria(self.tokenizer, self.stop_strings)])
 
     def _check_draft_model(self, model: PreTrainedModel, single_row: bool) -> PreTrainedModel | None:
         if self.assistant_model is None:
