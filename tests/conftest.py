@@ -8,6 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import hf_specdec
 import zoo
+from tiny_folder import tiny_model_folder as tiny_model_folder
+from tiny_folder import tiny_tokenizer as tiny_tokenizer
 
 # Workers share the cores, and one thread sums in the same order everywhere.
 torch.set_num_threads(1)

@@ -1,3 +1,5 @@
+"""A tiny model and its tokenizer in a folder, for everything that loads by path."""
+
 from __future__ import annotations
 
 from pathlib import Path
