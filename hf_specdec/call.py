@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hf_specdec.emit import Emitter, StopRules
 from hf_specdec.errors import ArgumentError, DrafterError
 from hf_specdec.outputs import Recorder, SpeculativeOutput
 from hf_specdec.processors import RowProcessors, score_processors
+from hf_specdec.rope import check_rope
 from hf_specdec.runner import ForwardOutput, ModelRunner
 from hf_specdec.sampling import Sampling, Seed, noise_device, row_seeds
 from hf_specdec.stats import SpeculationStats
@@ -67,6 +69,9 @@ class Prompt:
                 "pass the whole text including what is cached, at least one token longer than the cache "
                 "(cache.crop(-1) drops one)"
             )
+        empty = (~prompt.own_mask.any(dim=1)).nonzero().flatten().tolist()
+        if empty:
+            raise ArgumentError(f"attention_mask hides every token of row {empty[0]}; each row needs at least one")
         return prompt
 
     @property
@@ -288,13 +293,15 @@ def build_call(request: Request) -> Call:
     prompt = Prompt.read(input_ids, config, request.model_kwargs, num_cached)
     rules = StopRules(request.criteria)
     final_length = prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1
-    loan = CacheLoan(cache, final_length, keep_lender=is_users_cache(cache))
+    loan = CacheLoan(cache, final_length, keep_lender=is_users_cache(cache), batch_size=batch_size)
     recorder = Recorder(config)
     processors = RowProcessors(request.processors, batch_size)
     lockstep = processors.lockstep or (recorder.active and batch_size > 1)
     emitter = Emitter(input_ids, rules, pad_token(config), request.streamer, lockstep)
     sampling = _sampling(request)
-    next_positions = prompt.position_ids[:, -1] - (input_ids.shape[1] - 1 - prompt.first_fed)
+    pending = prompt.position_ids[:, -1]
+    check_rope(request.model, int(pending.min()), int(pending.max()) + emitter.max_new_tokens - 1)
+    next_positions = pending - (input_ids.shape[1] - 1 - prompt.first_fed)
     scorer = Scorer(processors, emitter, partial(recorder.observe, emitter) if recorder.active else None)
     return Call(
         prompt=prompt,
@@ -338,12 +345,12 @@ def _sampling(request: Request) -> Sampling:
     seeds = row_seeds(seed, request.batch_size)
     if request.verification == "keyed":
         return Sampling(seeds)
-    if not isinstance(seed, int):
+    if not isinstance(seed, Integral):
         raise ArgumentError(
             "verification='rejection' draws fresh randomness for the whole batch; pass one int as seed"
         )
     device = noise_device(request.input_ids.device)
-    return Sampling(seeds, torch.Generator(device).manual_seed(seed % 2**63))
+    return Sampling(seeds, torch.Generator(device).manual_seed(int(seed) % 2**63))
 
 
 def _verifier(scorer: Scorer, emitter: Emitter, sampling: Sampling, batched: bool) -> Verifier:

@@ -46,6 +46,7 @@ _DRAFT_SETTINGS = frozenset(
         "max_matching_ngram_size",
     }
 )
+_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 _CACHES = (None, "dynamic", "static", "hybrid")
 _FORWARD_INPUTS = frozenset(
     {
@@ -99,11 +100,28 @@ def check_draft_settings(
 
     Raises:
         UnsupportedError: names the setting.
+        ArgumentError: its value makes no sense.
     """
     defaults = default_generation_settings(config)
-    for name in _DRAFT_SETTINGS - followed & explicit:
-        if getattr(config, name) not in (None, defaults.get(name)):
-            raise UnsupportedError(f"{name}={getattr(config, name)!r} means nothing to strategy {strategy!r}; drop it")
+    for name in _DRAFT_SETTINGS & explicit:
+        value = getattr(config, name)
+        if value in (None, defaults.get(name)):
+            continue
+        if name not in followed:
+            raise UnsupportedError(f"{name}={value!r} means nothing to strategy {strategy!r}; drop it")
+        _check_draft_setting(name, value)
+
+
+def _check_draft_setting(name: str, value: Any) -> None:
+    if name == "num_assistant_tokens_schedule":
+        valid, wanted = value in _SCHEDULES, f"one of {', '.join(map(repr, _SCHEDULES))}"
+    elif name == "assistant_confidence_threshold":
+        valid, wanted = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
+    else:
+        valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        wanted = "a whole number of at least 1"
+    if not valid:
+        raise ArgumentError(f"{name}={value!r} must be {wanted}")
 
 
 def check_model_inputs(model: PreTrainedModel, model_kwargs: dict[str, Any], num_prompt_columns: int) -> None:

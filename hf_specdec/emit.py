@@ -40,7 +40,9 @@ class StopRules:
         ends = text.shape[1] >= self.max_length
         done = [ends or token in self.eos_tokens for token in last_tokens]
         for one in self._others:
-            done = [old or new for old, new in zip(done, one(text, scores).tolist(), strict=True)]
+            # As transformers combines them: a bool or a single number speaks for all rows.
+            new = torch.zeros(text.shape[0], dtype=torch.bool, device=text.device) | one(text, scores)
+            done = [old or stops for old, stops in zip(done, new.tolist(), strict=True)]
         return done
 
 
@@ -70,7 +72,7 @@ class Emitter:
         self.done = False
         self.scores: tuple[Tensor, ...] | None = None
         self.pad_token = 0 if pad_token is None else pad_token
-        self._limit = max(rules.max_length - self.prompt_length, 1)
+        self.max_new_tokens = max(rules.max_length - self.prompt_length, 1)
         self._finished_at: list[int | None] = [None] * self.batch_size
         self._streamer = streamer
         self._text = input_ids.clone()  # grows in steps: max_new_tokens may be a number that nobody means
@@ -84,7 +86,7 @@ class Emitter:
     def is_open(self, row: int) -> bool:
         """Whether the row's text still grows."""
         tokens = self.generated[row]
-        if self.done or self.is_finished(row) or len(tokens) >= self._limit:
+        if self.done or self.is_finished(row) or len(tokens) >= self.max_new_tokens:
             return False
         return not (tokens and self.rules.pads_finished and tokens[-1] in self.rules.eos_tokens)
 
@@ -94,7 +96,7 @@ class Emitter:
 
     def draft_budget(self, row: int) -> int:
         """The deepest useful guess: as many tokens as the row may still get, but for the one that ends a round."""
-        return max(self._limit - len(self.generated[row]) - 1, 0) if self.is_open(row) else 0
+        return max(self.max_new_tokens - len(self.generated[row]) - 1, 0) if self.is_open(row) else 0
 
     def prefix(self, row: int) -> Tensor:
         """The row's text so far, padding included, int64 `[columns]`."""
@@ -123,7 +125,7 @@ class Emitter:
 
     def _write(self, row: int, column: int, token: int) -> None:
         if column >= self._text.shape[1]:
-            columns = min(max(column // 2, _MIN_GROWTH), self.prompt_length + self._limit - column)
+            columns = min(max(column // 2, _MIN_GROWTH), self.prompt_length + self.max_new_tokens - column)
             self._text = torch.cat(
                 [self._text, self._text.new_full((self.batch_size, columns), self.pad_token)], dim=1
             )

@@ -37,8 +37,7 @@ def enable(model: PreTrainedModel) -> None:
     Raises:
         ArgumentError: not such an object, or its `generate` was replaced by somebody else.
     """
-    if not callable(getattr(type(model), "generate", None)):
-        raise ArgumentError(f"enable() needs a model with generate(), not {type(model).__name__}")
+    _check_model(model)
     if _is_replaced(model):
         raise ArgumentError(
             "this model object's generate was replaced already; use custom_generate=Speculation(...) instead"
@@ -97,7 +96,8 @@ def generate(
     Args:
         model: the target.
         args, kwargs: everything else that transformers' `generate` takes.
-        strategy: a registered name or a `Drafter`; also read from `generation_config.strategy`. None: stock generate.
+        strategy: a registered name or a `Drafter`; None is stock generate. A `generation_config` passed to this call
+            may hold a name too, with `seed` and `verification` beside it; the model's own config is not asked.
         seed, verification: see `Speculation`; they govern sampling and change nothing in greedy decoding.
         assistant_model, streamer, tokenizer, assistant_tokenizer: as in transformers.
 
@@ -111,8 +111,13 @@ def generate(
         "tokenizer": tokenizer,
         "assistant_tokenizer": assistant_tokenizer,
     }
+    _check_model(model)
+    config = _config_of([*args, kwargs.get("generation_config")])
     if strategy is None:
-        strategy = _strategy_of([*args, kwargs.get("generation_config")])
+        strategy = config.get("strategy")
+        if strategy is not None:
+            seed = config.get("seed") if seed is None else seed
+            verification = config.get("verification") if verification is None else verification
     if strategy is None:
         if seed is not None or verification is not None:
             raise ArgumentError("seed= and verification= belong to strategy=; without one, use transformers.set_seed")
@@ -123,7 +128,11 @@ def generate(
     explicit = _explicit_settings(kwargs)
     stop_strings = _take_stop_strings(model, kwargs)
     speculation = Speculation(
-        strategy, stop_strings=stop_strings, seed=seed, verification=verification or "keyed", **own
+        strategy,
+        stop_strings=stop_strings,
+        seed=seed,
+        verification="keyed" if verification is None else verification,
+        **own,
     )
     speculation.explicit = explicit
     kwargs["custom_generate"] = speculation
@@ -146,10 +155,18 @@ def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, An
     return {**named, **bound.get("kwargs", {})}
 
 
-def _strategy_of(arguments: list[Any]) -> str | None:
-    """A `GenerationConfig(strategy="...")` among the arguments keeps the unknown name as an attribute."""
+def _config_of(arguments: list[Any]) -> dict[str, Any]:
+    """What a `GenerationConfig(strategy="...", seed=...)` among the arguments holds; it keeps unknown names."""
     configs = (one for one in arguments if isinstance(one, GenerationConfig))
-    return next((vars(config).get("strategy") for config in configs), None)
+    return next((vars(config) for config in configs), {})
+
+
+def _check_model(model: object) -> None:
+    if not callable(getattr(type(model), "generate", None)):
+        raise ArgumentError(
+            f"{type(model).__name__} has no generate(): pass a causal language model, such as AutoModelForCausalLM "
+            "loads; of a compiled model, the one inside"
+        )
 
 
 def _refuse_early(kwargs: dict[str, Any]) -> None:
@@ -157,6 +174,8 @@ def _refuse_early(kwargs: dict[str, Any]) -> None:
     if kwargs.get("custom_generate") is not None:
         raise ArgumentError("pass strategy= or custom_generate=, not both")
     config = kwargs.get("generation_config")
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ArgumentError(f"generation_config must be a GenerationConfig, not {type(config).__name__}")
     for name, value in _EARLY:
         if value in (kwargs.get(name), getattr(config, name, None)):
             raise UnsupportedError(f"{name}={value!r} is not supported with strategy=: drop one of the two")

@@ -27,8 +27,10 @@ def register_drafter(name: str, factory: Callable[[], Drafter]) -> None:
     Raises:
         ArgumentError: the name is taken or is not a plain identifier.
     """
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f"strategy name {name!r} must be a plain identifier such as 'my_strategy'")
+    if not callable(factory):
+        raise ArgumentError(f"factory of strategy {name!r} must be a class or function, not {factory!r}")
     if name in _factories:
         raise ArgumentError(f"strategy name {name!r} is already registered; choose another one")
     _factories[name] = factory

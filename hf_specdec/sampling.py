@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -24,11 +25,11 @@ def row_seeds(seed: Seed, batch_size: int) -> list[tuple[int, int]]:
         ArgumentError: not ints, or not one a row.
     """
     check_seed(seed)
-    if isinstance(seed, int):
-        return [(seed, row) for row in range(batch_size)]
+    if not isinstance(seed, Sequence):
+        return [(int(seed), row) for row in range(batch_size)]
     if len(seed) != batch_size:
         raise ArgumentError(f"seed has {len(seed)} numbers for {batch_size} rows; pass one int, or one a row")
-    return [(one, 0) for one in seed]
+    return [(int(one), 0) for one in seed]
 
 
 def check_seed(seed: object) -> None:
@@ -38,8 +39,10 @@ def check_seed(seed: object) -> None:
         ArgumentError: not an int, nor a sequence of ints.
     """
     ones = seed if isinstance(seed, Sequence) else [seed]
-    if isinstance(seed, str) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ones):
-        raise ArgumentError(f"seed must be an int or a sequence of ints, one a row, not {seed!r}")
+    if isinstance(seed, str) or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in ones):
+        raise ArgumentError(
+            f"seed must be an int or a sequence of ints, one a row, not {seed!r}; arrays and tensors have .tolist()"
+        )
 
 
 def noise_device(device: torch.device) -> torch.device:
@@ -155,8 +158,11 @@ class Sampling:
         children = []
         for node, (tokens, weight, confidence, finite, count) in enumerate(zip(*columns, counts, strict=True)):
             allowed = min(count, finite.index(False) if False in finite else len(finite))
-            drawn = self.fresh is not None and allowed > 0
-            probs = scores[node].to(perturbed.device).double().softmax(-1) if drawn else None
+            probs = None
+            if self.fresh is not None and allowed:
+                probs = scores[node].to(perturbed.device).double().softmax(-1)
+                # At low temperature q underflows to zero: such tokens win the race only when nothing else is left.
+                allowed = sum(probs[token] > 0 for token in tokens[:allowed])
             children.append(Children(tokens[:allowed], weight[:allowed], confidence[:allowed], probs))
         return children
 
@@ -192,5 +198,6 @@ def check_finite(best_scores: Sequence[float], steps: Sequence[int | str]) -> No
         if not -torch.inf < best < torch.inf:
             raise NonFiniteLogitsError(
                 f"the target's scores for new token {step} are not finite (best {best}), so no token was emitted from "
-                "them; look for overflow in a 16-bit model, or pass remove_invalid_values=True"
+                "them; look for overflow in a 16-bit model, for processors that forbid every token, for a temperature "
+                "near zero, or pass remove_invalid_values=True"
             )

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.cache import TreeCache
 from hf_specdec.compat import attention_implementation
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.errors import NonFiniteLogitsError, UnsupportedModelError
 from hf_specdec.runner import TREE_ATTENTION, ModelRunner
 from hf_specdec.tree import DraftTree
 
@@ -42,7 +42,11 @@ def check_tree_logits(model: PreTrainedModel) -> None:
             f"{type(model).__name__} does not accept a tree of drafts ({type(error).__name__}: {error}); "
             "use stock generate for this model"
         ) from error
-    if not difference <= _tolerance(model):
+    if difference != difference:
+        raise NonFiniteLogitsError(
+            f"{type(model).__name__} computes NaN for ordinary tokens; look for broken weights or overflow in 16 bit"
+        )
+    if difference > _tolerance(model):
         cure = "call model.eval() first" if model.training else "use stock generate for this model"
         raise UnsupportedModelError(
             f"{type(model).__name__} computes other logits for a tree than for its paths (difference {difference:.2g} "
@@ -67,7 +71,8 @@ def _difference(model: PreTrainedModel) -> float:
     runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64))
     runner.prefill(torch.tensor([prefix]))
     logits = runner.forward(tree.padded_tokens(), tree.padded_depths(), tree.ancestors()).logits[0].float()
-    return max(_path_difference(model, prefix, tree, path, logits) for path in _leaf_paths(tree))
+    differences = [_path_difference(model, prefix, tree, path, logits) for path in _leaf_paths(tree)]
+    return float(torch.tensor(differences).max())  # unlike python's max it passes NaN on
 
 
 def _path_difference(

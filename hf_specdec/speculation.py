@@ -49,7 +49,8 @@ class Speculation:
     """A decoding method for `model.generate(..., custom_generate=Speculation("prompt_lookup"))`.
 
     `hf_specdec.enable(model)` does the same more comfortably. In this bare form transformers hands neither streamer
-    nor tokenizer nor assistant model on, so they are given here (the streamer in both places).
+    nor tokenizer nor assistant model on, so they are given here. The streamer goes to both, to this object and to
+    `generate`: transformers hands it the prompt, this object all that follows and the end.
 
     Args:
         strategy: a registered name, or a `Drafter` that holds its settings.
@@ -83,6 +84,8 @@ class Speculation:
             check_seed(seed)
         if streamer is not None and not isinstance(streamer, BaseStreamer):
             raise ArgumentError(f"streamer must be a transformers streamer, not {type(streamer).__name__}")
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ArgumentError(f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}")
         if stop_strings is not None and tokenizer is None:
             raise ArgumentError("stop_strings needs the model's tokenizer: pass tokenizer=")
         if self.drafter.needs_draft_model and assistant_model is None:

@@ -28,6 +28,7 @@ class CacheLoan:
     Args:
         lender: the cache that `generate` was given or made.
         final_length: the longest text, in tokens, that the call may have to store.
+        batch_size: rows of the prompt, B.
         keep_lender: False if nobody has seen the lender yet: then an empty growing cache is replaced for good.
 
     Attributes:
@@ -39,8 +40,9 @@ class CacheLoan:
         ArgumentError: a static lender is too short for the text.
     """
 
-    def __init__(self, lender: Cache, final_length: int, keep_lender: bool) -> None:
+    def __init__(self, lender: Cache, final_length: int, keep_lender: bool, batch_size: int) -> None:
         _check(lender, final_length)
+        _check_rows(lender, batch_size)
         if not keep_lender and all(isinstance(layer, DynamicLayer) for layer in lender.layers):
             lender = TreeCache()
         self.lender = lender
@@ -79,6 +81,16 @@ def _check(cache: Cache, final_length: int) -> None:
                 f"cache: a static cache of {layer.max_cache_len} slots cannot hold {final_length} tokens; "
                 f"make it with max_cache_len={final_length} or lower max_new_tokens"
             )
+
+
+def _check_rows(cache: Cache, batch_size: int) -> None:
+    layers: list[Any] = [layer for layer in cache.layers if layer.is_initialized]  # type: ignore[union-attr]
+    rows = next((layer.keys.shape[0] for layer in layers if layer.keys.numel()), batch_size)
+    if rows != batch_size:
+        raise ArgumentError(
+            f"cache holds {rows} rows and the prompt has {batch_size}; bring them together with "
+            "cache.batch_repeat_interleave(n) or cache.batch_select_indices(rows)"
+        )
 
 
 def _borrow(layer: Any, cache: TreeCache) -> TreeLayer:

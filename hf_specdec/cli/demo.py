@@ -123,8 +123,14 @@ def demo(
     output_console().print(_table(sides, difference, gap))
     if draft is not None:
         message_console().print(
-            f"The draft model is the first {DRAFT_LAYERS} layers of the target, untrained: it shows that a poor draft "
-            "costs time and never changes the text. A trained draft model gains.",
+            f"The draft model is the first {DRAFT_LAYERS} layers of the target, untrained: it shows what a poor draft "
+            "costs. A trained draft model gains.",
+            style="dim",
+        )
+    if difference is not None and dtype is not Dtype.float32:
+        message_console().print(
+            f"In {dtype.value} a forward over several tokens rounds differently from one over a single token, so texts may "
+            "part where two tokens are nearly tied (score gap). With --dtype float32 they are equal.",
             style="dim",
         )
 

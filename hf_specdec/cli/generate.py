@@ -49,6 +49,12 @@ def generate(
 ) -> None:
     """Generate from any causal language model, streaming to the terminal."""
     drafter = build_strategy(strategy, strategy_args)
+    if drafter.needs_draft_model and assistant is None:
+        raise typer.BadParameter(f"strategy {strategy} drafts with a second model", param_hint="--assistant")
+    if temperature == 0 and (seed is not None or top_k or top_p < 1 or verification is not Verification.keyed):
+        raise typer.BadParameter(
+            "--seed, --top-k, --top-p and --verification need sampling: pass --temperature above 0"
+        )
     place = _device(device)
     number_format = "auto" if dtype is None else dtype.resolve()
     target = AutoModelForCausalLM.from_pretrained(model, dtype=number_format).to(place)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Self
 
 from hf_specdec.drafters.base import DraftContext, Drafter
-from hf_specdec.errors import ArgumentError
+from hf_specdec.drafters.settings import require_whole
 from hf_specdec.tree import DraftTree
 
 _MAX_MATCHES = 32  # looked at in a round; most often the first few say all
@@ -42,10 +42,7 @@ class PromptLookup(Drafter):
     _indices: list[NgramIndex] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for setting in ("nodes", "num_tokens", "max_ngram", "branches", "tokens_per_match"):
-            value = getattr(self, setting)
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"PromptLookup({setting}={value!r}) must be a whole number of at least 1")
+        require_whole(self, "nodes", "num_tokens", "max_ngram", "branches", "tokens_per_match")
 
     @property
     def chains_only(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hf_specdec.drafters.base import DraftContext, Drafter
+from hf_specdec.errors import ArgumentError, DrafterError
 from hf_specdec.tree import DraftTree
 
 Script = Callable[[DraftContext], Sequence[Sequence[Sequence[int]]]]
@@ -21,6 +22,8 @@ class Scripted(Drafter):
     name = "scripted"
 
     def __init__(self, script: Script, chains_only: bool = False) -> None:
+        if not callable(script):
+            raise ArgumentError(f"script must be a function of the DraftContext, not {script!r}")
         self._script = script
         self._chains_only = chains_only
 
@@ -31,4 +34,10 @@ class Scripted(Drafter):
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Merge the scripted continuations into trees."""
-        return DraftTree.from_paths(context.pending_tokens, self._script(context))
+        paths = self._script(context)
+        try:
+            return DraftTree.from_paths(context.pending_tokens, paths)
+        except (TypeError, ValueError) as error:
+            raise DrafterError(
+                f"the script must return a list of token paths for each of {context.batch_size} rows, not {paths!r}"
+            ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_specdec.drafters.base import DraftContext
+from hf_specdec.errors import ArgumentError
 
 
 def draft_setting(context: DraftContext, name: str) -> Any:
@@ -15,3 +16,15 @@ def draft_setting(context: DraftContext, name: str) -> Any:
     """
     own = getattr(context.draft_model.generation_config, name) if context.draft_model is not None else None
     return own if own is not None and name not in context.explicit else getattr(context.config, name)
+
+
+def require_whole(owner: object, *names: str) -> None:
+    """Check settings of a strategy object that count something.
+
+    Raises:
+        ArgumentError: names the setting that is not a whole number of at least 1.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ArgumentError(f"{type(owner).__name__}({name}={value!r}) must be a whole number of at least 1")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Self
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.draft_model import DraftModel
-from hf_specdec.drafters.settings import draft_setting
+from hf_specdec.drafters.settings import draft_setting, require_whole
 from hf_specdec.drafters.trust import Trust
 from hf_specdec.errors import ArgumentError
 from hf_specdec.sampling import Children
 from hf_specdec.tree import DraftTree
+
+_DEFAULT_DEPTH = 5
 
 
 @dataclass
@@ -36,7 +39,8 @@ class Tree(Drafter):
 
     Args:
         nodes: number of guesses a round.
-        depth: number of levels; by default `num_assistant_tokens` if the call or the draft's config sets it, else 5.
+        depth: number of levels, unless the call gives `num_assistant_tokens`; by default that of the draft's config,
+            else 5.
         branching: children of a node.
         width: nodes that the draft runs at each level.
         min_gain: run the draft only while that promises at least so many more accepted tokens; about the draft's time
@@ -62,23 +66,17 @@ class Tree(Drafter):
     _grown: list[_Row] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for setting in ("nodes", "branching", "width") + (("depth",) if self.depth is not None else ()):
+        require_whole(self, "nodes", "branching", "width", *(["depth"] if self.depth is not None else []))
+        for setting, highest in (("min_gain", inf), ("min_score", 1.0)):
             value = getattr(self, setting)
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"Tree({setting}={value!r}) must be a whole number of at least 1")
-        for setting in ("min_gain", "min_score"):
-            if not getattr(self, setting) >= 0:
-                raise ArgumentError(f"Tree({setting}={getattr(self, setting)!r}) must be at least 0")
+            if not isinstance(value, int | float) or not 0 <= value <= highest:
+                raise ArgumentError(f"Tree({setting}={value!r}) must be a number from 0 to {highest}")
 
     def begin(self, context: DraftContext) -> Self:
         """Let the draft read the prompt."""
         drafter = super().begin(context)
         assert context.draft_model is not None
-        own = context.draft_model.generation_config.num_assistant_tokens
-        chosen = (
-            draft_setting(context, "num_assistant_tokens") if own or "num_assistant_tokens" in context.explicit else 5
-        )
-        drafter._levels = self.depth if self.depth is not None else chosen
+        drafter._levels = self._choose_depth(context)
         drafter._draft = DraftModel(context.draft_model, context)
         drafter._trust = Trust()
         drafter._threshold = (
@@ -88,6 +86,15 @@ class Tree(Drafter):
         )
         drafter._grown = [_Row(pending, 0) for pending in context.pending_tokens]
         return drafter
+
+    def _choose_depth(self, context: DraftContext) -> int:
+        """The call's `num_assistant_tokens`, else this object's depth, else the draft's own setting, else 5."""
+        if "num_assistant_tokens" in context.explicit or self.depth is None:
+            assert context.draft_model is not None
+            own = context.draft_model.generation_config.num_assistant_tokens
+            given = own is not None or "num_assistant_tokens" in context.explicit
+            return int(draft_setting(context, "num_assistant_tokens")) if given else _DEFAULT_DEPTH
+        return self.depth
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Grow all rows level by level."""
