@@ -389,3 +389,11 @@ def test_an_enabled_model_stays_enabled_after_an_accident() -> None:
             target.generate(**SETTINGS, strategy="none", logits_processor=[FailsAtCall(2, LookupError("x"))])
         assert target.generate(**SETTINGS, strategy="none").shape == (1, 9 + NEW_TOKENS)
     assert "generate" not in vars(target)
+
+
+def test_broken_weights_are_named() -> None:
+    model = zoo.make("llama")
+    model.lm_head.weight.data[5] = torch.nan
+
+    with pytest.raises(NonFiniteLogitsError, match="computes NaN for ordinary tokens"):
+        generate(model, **SETTINGS, strategy="prompt_lookup")

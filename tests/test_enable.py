@@ -355,8 +355,9 @@ def test_a_peft_model_as_target_of_its_own_base(adapted: PreTrainedModel, target
 
 
 def test_not_a_model() -> None:
-    with pytest.raises(ArgumentError, match="enable\\(\\) needs a model"):
-        hf_specdec.enable(torch.nn.Linear(2, 2))
+    for call in (hf_specdec.enable, hf_specdec.generate):
+        with pytest.raises(ArgumentError, match="Linear has no generate\\(\\): pass a causal language model"):
+            call(torch.nn.Linear(2, 2))
 
 
 def test_a_foreign_wrapper_is_left_alone() -> None:
@@ -414,3 +415,26 @@ def test_an_enabled_model_that_was_pickled_can_be_enabled_again() -> None:
     assert hf_specdec.is_enabled(loaded)
     hf_specdec.disable(loaded)
     assert "generate" not in vars(loaded)
+
+
+def test_a_config_carries_seed_and_verification(target: PreTrainedModel) -> None:
+    config = GenerationConfig(
+        max_new_tokens=6, do_sample=True, strategy="prompt_lookup", seed=3, verification="rejection"
+    )
+    settings = {**texts.inputs(texts.prompt(9)), "pad_token_id": texts.PAD}
+
+    runs = [hf_specdec.generate(target, **settings, generation_config=config) for _ in range(3)]
+
+    assert runs[0].tolist() == runs[1].tolist() == runs[2].tolist()
+    named = hf_specdec.generate(
+        target,
+        **settings,
+        max_new_tokens=6,
+        do_sample=True,
+        strategy="prompt_lookup",
+        seed=3,
+        verification="rejection",
+        return_dict_in_generate=True,
+    )
+    assert named.speculation.verification == "rejection"
+    assert named.sequences.tolist() == runs[0].tolist()

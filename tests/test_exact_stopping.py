@@ -365,3 +365,23 @@ def test_nothing_is_emitted_past_the_stop(target: PreTrainedModel, draft: PreTra
     assert ours.sequences[0, -1] == eos
     assert ours.cache.get_seq_length() == ours.sequences.shape[1] - 1
     assert ours.speculation.emitted == ours.sequences.shape[1] - PROMPT.shape[1]
+
+
+@pytest.mark.parametrize("kind", ["bool", "one number"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_criteria_that_speak_for_all_rows(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, kind: str
+) -> None:
+    """Written by hand as a function, as many are."""
+
+    def criterion(input_ids: Tensor, scores: object, **kwargs: object) -> Any:
+        return input_ids.shape[1] >= 14 if kind == "bool" else torch.tensor(input_ids.shape[1] >= 14)
+
+    settings = {**texts.padded([9, 6]), "do_sample": False, "max_new_tokens": 16, "pad_token_id": texts.PAD}
+    expected = target.generate(**settings, stopping_criteria=[criterion])
+
+    long_enough = [row.tolist() + [3] * 8 for row in expected]
+    ours = generate(target, **settings, stopping_criteria=[criterion], **STRATEGIES[strategy](draft, long_enough))
+
+    assert ours.tolist() == expected.tolist()
+    assert ours.shape[1] == 14

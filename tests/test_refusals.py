@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 import hf_specdec
 import texts
@@ -17,6 +17,7 @@ from hf_specdec import (
     Assisted,
     DraftModelError,
     PromptLookup,
+    Scripted,
     SpecDecError,
     Speculation,
     Tree,
@@ -24,6 +25,7 @@ from hf_specdec import (
     UnsupportedModelError,
     generate,
 )
+from strategies import oracle
 
 SETTINGS = {**texts.inputs(texts.prompt(9)), "max_new_tokens": 4, "pad_token_id": texts.PAD}
 
@@ -306,3 +308,113 @@ def test_positions_on_several_axes(target: PreTrainedModel) -> None:
 def test_what_transformers_would_act_on_first(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="is not supported with strategy=: drop one of the two"):
         generate(target, **SETTINGS, **arguments, strategy="none")
+
+
+@pytest.mark.usefixtures("no_forward")
+@pytest.mark.parametrize(
+    ("strategy", "setting", "wanted"),
+    [
+        ("prompt_lookup", {"prompt_lookup_num_tokens": -1}, "a whole number of at least 1"),
+        ("prompt_lookup", {"prompt_lookup_num_tokens": 0}, "a whole number of at least 1"),
+        ("prompt_lookup", {"max_matching_ngram_size": 0}, "a whole number of at least 1"),
+        ("assisted", {"num_assistant_tokens": 0}, "a whole number of at least 1"),
+        ("assisted", {"num_assistant_tokens": "3"}, "a whole number of at least 1"),
+        ("tree", {"num_assistant_tokens": 2.5}, "a whole number of at least 1"),
+        ("assisted", {"assistant_confidence_threshold": 5.0}, "a number from 0 to 1"),
+    ],
+)
+def test_draft_settings_out_of_range(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str, setting: dict[str, Any], wanted: str
+) -> None:
+    given = {**setting, "assistant_model": draft} if strategy != "prompt_lookup" else setting
+
+    with pytest.raises(ArgumentError, match=f"{next(iter(setting))}=.* must be {wanted}"):
+        generate(target, **SETTINGS, **given, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Tree(min_score=2),
+        lambda: Tree(min_gain="x"),
+        lambda: Tree(nodes=True),
+        lambda: PromptLookup(num_tokens=True),
+        lambda: Scripted(3),
+        lambda: hf_specdec.register_drafter(3, Tree),
+        lambda: hf_specdec.register_drafter("no_factory", 3),
+        lambda: Speculation("none", tokenizer="x"),
+    ],
+)
+def test_objects_of_wrong_types(make: Any) -> None:
+    with pytest.raises(ArgumentError):
+        make()
+
+
+@pytest.mark.usefixtures("no_forward")
+def test_a_config_of_a_wrong_type(target: PreTrainedModel) -> None:
+    with pytest.raises(ArgumentError, match="generation_config must be a GenerationConfig, not dict"):
+        generate(target, **SETTINGS, generation_config={"do_sample": True}, strategy="none")
+
+
+@pytest.mark.usefixtures("no_forward")
+def test_a_row_without_tokens(target: PreTrainedModel) -> None:
+    batch = texts.padded([9, 6])
+    batch["attention_mask"][1] = 0
+
+    with pytest.raises(ArgumentError, match="attention_mask hides every token of row 1"):
+        generate(target, **batch, max_new_tokens=4, pad_token_id=texts.PAD, strategy="none")
+
+
+def test_a_cache_of_another_batch(target: PreTrainedModel) -> None:
+    cache = DynamicCache()
+    first = generate(target, **texts.padded([9, 6]), max_new_tokens=4, strategy="none", cache=cache)
+
+    with pytest.raises(ArgumentError, match="cache holds 2 rows and the prompt has 1"):
+        generate(target, **texts.inputs(first[:1]), max_new_tokens=4, strategy="none", cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 32),
+        (
+            {
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [3.0] * 4,
+                "original_max_position_embeddings": 16,
+            },
+            16,
+        ),
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_rotations_that_change_with_length(rope: dict[str, Any], limit: int) -> None:
+    """Exact on one side of the limit, refused where a call may cross it."""
+    model = zoo.make("llama", rope_parameters=rope, max_position_embeddings=32)
+    prompt = texts.inputs(texts.prompt(9))
+    below = {**prompt, "max_new_tokens": limit - 9 + 1, "do_sample": False}
+    expected = texts.greedy(model, **below)
+
+    assert generate(model, **below, strategy=oracle(expected.tolist())).tolist() == expected.tolist()
+    with pytest.raises(UnsupportedModelError, match=f"frequencies change at position {limit}"):
+        generate(model, **{**below, "max_new_tokens": limit - 9 + 2}, strategy="none")
+
+
+def test_rotations_of_a_long_prompt() -> None:
+    """All of a "longrope" call beyond the limit is rotated alike."""
+    rope = {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 16,
+    }
+    model = zoo.make("llama", rope_parameters=rope)
+    settings = {**texts.inputs(texts.prompt(20)), "max_new_tokens": 20, "do_sample": False}
+    expected = texts.greedy(model, **settings)
+
+    assert generate(model, **settings, strategy=oracle(expected.tolist())).tolist() == expected.tolist()

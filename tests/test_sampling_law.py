@@ -217,3 +217,24 @@ def test_a_greedy_draft_posing_as_sampled_fails(monkeypatch: pytest.MonkeyPatch)
     observed, _ = sample("assisted", "plain", verification="rejection")
 
     assert p_value(observed, "plain") < 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["tree", "assisted"])
+def test_a_draft_whose_probabilities_underflow(strategy: str) -> None:
+    """At a temperature near zero the draft knows one token only."""
+    model = zoo.make("llama")
+    settings = {**texts.inputs(texts.prompt(9)), "max_new_tokens": 12}
+    expected = texts.greedy(model, **settings)
+
+    for seed in range(3):
+        ours = generate(
+            model,
+            **settings,
+            strategy=strategy,
+            assistant_model=zoo.make_draft(model),
+            do_sample=True,
+            temperature=1e-3,
+            verification="rejection",
+            seed=seed,
+        )
+        assert ours.tolist() == expected.tolist()

@@ -116,12 +116,17 @@ class TestGenerate:
         assert shallow["stats"]["accepted_lengths"] == {"0": 2, "1": 5}
         assert deep["stats"]["accepted_lengths"] == {"0": 1, "6": 1, "3": 1}
 
-    def test_a_missing_draft_model_is_one_line_and_status_1(self, tiny_model_folder: Path) -> None:
-        result = invoke("generate", PROMPT, "-m", str(tiny_model_folder), "--strategy", "tree")
-        assert result.exit_code == 1
-        assert "Error:" in result.stderr
-        assert "assistant_model" in result.stderr
-        assert "Traceback" not in result.output
+    def test_a_missing_draft_model_is_a_usage_error(self) -> None:
+        """Noticed before any model is loaded."""
+        result = invoke("generate", PROMPT, "-m", "nowhere", "--strategy", "tree")
+        assert result.exit_code == 2
+        assert "--assistant" in result.stderr
+
+    @pytest.mark.parametrize("option", [("--seed", "3"), ("--top-k", "5"), ("--top-p", "0.5")])
+    def test_sampling_options_need_a_temperature(self, option: tuple[str, str]) -> None:
+        result = invoke("generate", PROMPT, "-m", "nowhere", *option)
+        assert result.exit_code == 2
+        assert "--temperature" in result.stderr
 
     def test_a_model_that_is_not_there_is_one_line_and_status_1(self, tmp_path: Path) -> None:
         result = invoke("generate", PROMPT, "-m", str(tmp_path / "nothing"))

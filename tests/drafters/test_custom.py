@@ -259,3 +259,9 @@ def test_a_factory_that_makes_something_else(target: PreTrainedModel, monkeypatc
 
     with pytest.raises(ArgumentError, match="strategy must be a name or a Drafter object"):
         generate(target, **texts.inputs(PROMPT), strategy="wrong")
+
+
+@pytest.mark.parametrize("paths", [None, [], [[5]], 7], ids=repr)
+def test_a_script_that_returns_something_else(target: PreTrainedModel, paths: Any) -> None:
+    with pytest.raises(DrafterError, match="the script must return a list of token paths for each of 1 rows"):
+        generate(target, **texts.inputs(PROMPT), max_new_tokens=6, strategy=Scripted(lambda context: paths))

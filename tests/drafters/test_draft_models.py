@@ -196,7 +196,8 @@ def test_min_gain_stops_growing(target: PreTrainedModel, draft: PreTrainedModel)
 def test_depth_comes_from_num_assistant_tokens(target: PreTrainedModel, twin: PreTrainedModel) -> None:
     for settings, strategy, deepest in (
         ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, min_score=0.0, branching=1), 2),
-        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, min_score=0.0, branching=1, depth=3), 3),
+        ({"num_assistant_tokens": 2}, Tree(min_gain=0.0, min_score=0.0, branching=1, depth=3), 2),
+        ({}, Tree(min_gain=0.0, min_score=0.0, branching=1, depth=3), 3),
         ({}, Tree(min_gain=0.0, min_score=0.0, branching=1), 5),
     ):
         assert max(run(target, twin, strategy, **settings).speculation.accepted_lengths) == deepest
