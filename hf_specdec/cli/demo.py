@@ -129,8 +129,8 @@ def demo(
         )
     if difference is not None and dtype is not Dtype.float32:
         message_console().print(
-            f"In {dtype.value} a forward over several tokens rounds differently from one over a single token: texts may "
-            "part where two tokens are nearly tied (score gap). With --dtype float32 they are equal.",
+            f"In {dtype.value} a forward over several tokens rounds differently from one over a single token. Texts "
+            "may part where two tokens are nearly tied (score gap); with --dtype float32 they are equal.",
             style="dim",
         )
 
