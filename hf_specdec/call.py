@@ -28,7 +28,7 @@ from hf_specdec.rope import check_rope
 from hf_specdec.runner import ForwardOutput, ModelRunner
 from hf_specdec.sampling import Sampling, Seed, noise_device, row_seeds
 from hf_specdec.stats import SpeculationStats
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, chain_parents
 from hf_specdec.verify import GreedyMatch, Rejection, SampleAndMatch, Scorer, Verifier
 
 
@@ -159,7 +159,7 @@ class Call:
             for row in range(tree.batch_size):
                 if self.emitter.is_finished(row):
                     padding = [self.context.texts[row][-1]] + [self.emitter.pad_token] * depth
-                    tree = tree.replace_row(row, padding, list(range(-1, depth)))
+                    tree = tree.replace_row(row, padding, chain_parents(depth + 1))
         return tree
 
     def forward(self, tree: DraftTree) -> ForwardOutput:
@@ -224,7 +224,8 @@ class Call:
         offset = self.prompt.num_columns - self.prompt.input_ids.shape[1]
         text = self.emitter.sequences.tolist()
         tokens = [[text[row][column - offset] for column in columns] for row, columns in enumerate(missing)]
-        chains = DraftTree([row or [0] for row in tokens], [list(range(-1, max(len(row), 1) - 1)) for row in tokens])
+        fed = [row or [0] for row in tokens]
+        chains = DraftTree(fed, [chain_parents(len(row)) for row in fed])
         self.runner.forward(chains.padded_tokens(), chains.padded_depths(), chains.ancestors())
         self.runner.commit([range(len(row)) for row in tokens])
 
@@ -291,13 +292,13 @@ def build_call(request: Request) -> Call:
     cache: Cache = request.model_kwargs["cache"]
     num_cached = int(cache.get_seq_length()) if cache.layers else 0
     prompt = Prompt.read(input_ids, config, request.model_kwargs, num_cached)
-    rules = StopRules(request.criteria)
-    final_length = prompt.num_columns + max(rules.max_length - input_ids.shape[1], 1) - 1
-    loan = CacheLoan(cache, final_length, keep_lender=is_users_cache(cache), batch_size=batch_size)
     recorder = Recorder(config)
     processors = RowProcessors(request.processors, batch_size)
     lockstep = processors.lockstep or (recorder.active and batch_size > 1)
-    emitter = Emitter(input_ids, rules, pad_token(config), request.streamer, lockstep)
+    emitter = Emitter(input_ids, StopRules(request.criteria), pad_token(config), request.streamer, lockstep)
+    is_users = is_users_cache(cache)
+    final_length = prompt.num_columns + emitter.max_new_tokens - 1
+    loan = CacheLoan(cache, final_length, keep_lender=is_users, batch_size=batch_size)
     sampling = _sampling(request)
     pending = prompt.position_ids[:, -1]
     check_rope(request.model, int(pending.min()), int(pending.max()) + emitter.max_new_tokens - 1)
@@ -314,7 +315,7 @@ def build_call(request: Request) -> Call:
         recorder=recorder,
         stats=SpeculationStats(request.drafter.name, _rule_name(sampling)),
         config=config,
-        cache_is_seen=bool(config.return_dict_in_generate) or is_users_cache(cache),
+        cache_is_seen=bool(config.return_dict_in_generate) or is_users,
         keeps_last_logits="logits_to_keep" in request.model_kwargs,
     )
 

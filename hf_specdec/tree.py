@@ -182,6 +182,11 @@ class DraftTree:
                     raise DrafterError(f"draft_probs of row {row} says that node {node} could not have been drawn")
 
 
+def chain_parents(length: int) -> list[int]:
+    """Parents of a chain of so many nodes, the root included."""
+    return list(range(-1, length - 1))
+
+
 class _Trie:
     """One row of a tree while paths are merged into it."""
 

@@ -57,6 +57,11 @@ def walk(tree: DraftTree, emitter: Emitter, decide: Decide) -> list[list[int]]:
     return paths
 
 
+def _match(tree: DraftTree, rows: Sequence[int], nodes: Sequence[int], tokens: Sequence[int]) -> list[Step]:
+    """Emit these tokens and go on where a child guessed one."""
+    return [Step(t, tree.child(row, node, t)) for row, node, t in zip(rows, nodes, tokens, strict=True)]
+
+
 def _padding_step(tree: DraftTree, emitter: Emitter, row: int, node: int) -> Step:
     """A finished row in lock-step: it is padded, and a chain of padding keeps up with the others."""
     return Step(emitter.pad_token, tree.child(row, node, emitter.pad_token))
@@ -126,7 +131,7 @@ class SampleAndMatch(Verifier):
 
         def decide(rows: Sequence[int], nodes: Sequence[int]) -> list[Step]:
             tokens = self.sampling.choose(rows, self.steps(rows), self.scorer(logits, rows, nodes))
-            return [Step(t, tree.child(row, node, t)) for row, node, t in zip(rows, nodes, tokens, strict=True)]
+            return _match(tree, rows, nodes, tokens)
 
         return decide
 
@@ -141,8 +146,7 @@ class GreedyMatch(Verifier):
 
         def decide(rows: Sequence[int], nodes: Sequence[int]) -> list[Step]:
             check_finite([values[row][node] for row, node in zip(rows, nodes, strict=True)], self.steps(rows))
-            chosen = [tokens[row][node] for row, node in zip(rows, nodes, strict=True)]
-            return [Step(t, tree.child(row, node, t)) for row, node, t in zip(rows, nodes, chosen, strict=True)]
+            return _match(tree, rows, nodes, [tokens[row][node] for row, node in zip(rows, nodes, strict=True)])
 
         return decide
 
@@ -157,6 +161,17 @@ class Rejection(Verifier):
     """
 
     def rule(self, tree: DraftTree, logits: Tensor) -> Decide:
+        """Sampled chains under processors without state are decided as a block, everything else node by node."""
+        if (
+            tree.draft_probs is not None
+            and tree.is_chain
+            and self.scorer.processors.stateless
+            and not self.emitter.lockstep
+        ):
+            return self._block_rule(tree, logits, tree.draft_probs)
+        return self._node_rule(tree, logits)
+
+    def _node_rule(self, tree: DraftTree, logits: Tensor) -> Decide:
         """Score lazily, then accept or reject the children in order."""
 
         def decide(rows: Sequence[int], nodes: Sequence[int]) -> list[Step]:
@@ -169,12 +184,20 @@ class Rejection(Verifier):
 
         return decide
 
-    def verify(self, tree: DraftTree, logits: Tensor) -> list[list[int]]:
-        """Sampled chains under processors without state are verified as a block, everything else node by node."""
-        as_blocks = tree.is_chain and self.scorer.processors.stateless and not self.emitter.lockstep
-        if tree.draft_probs is None or not as_blocks:
-            return super().verify(tree, logits)
-        return self._verify_blocks(tree, logits, tree.draft_probs)
+    def _block_rule(self, tree: DraftTree, logits: Tensor, draft_probs: Sequence[dict[int, Tensor]]) -> Decide:
+        """Decide a row's whole chain at its root; the walk then emits what was decided."""
+        decided: dict[int, list[int]] = {}
+
+        def decide(rows: Sequence[int], nodes: Sequence[int]) -> list[Step]:
+            for row, node in zip(rows, nodes, strict=True):
+                if node == 0:
+                    decided[row] = self._verify_block(tree.tokens[row][1:], draft_probs[row], logits, row)
+            return [
+                Step(decided[row][node], node + 1 if node + 1 < len(decided[row]) else None)
+                for row, node in zip(rows, nodes, strict=True)
+            ]
+
+        return decide
 
     def _try_children(self, tree: DraftTree, row: int, node: int, p: Tensor) -> Step:
         q = tree.draft_probs[row].get(node) if tree.draft_probs is not None else None
@@ -183,17 +206,15 @@ class Rejection(Verifier):
         token, index = recursive_rejection(p, q, tokens, self._uniform, self._draw)
         return Step(token, children[index] if index is not None else None)
 
-    def _verify_blocks(
-        self, tree: DraftTree, logits: Tensor, draft_probs: Sequence[dict[int, Tensor]]
-    ) -> list[list[int]]:
-        paths: list[list[int]] = [[] for _ in range(tree.batch_size)]
-        for row in self.emitter.open_rows():
-            p = self._chain_probs(logits, row, tree.tokens[row][1:])
-            chain = tree.tokens[row][1 : len(p)]
-            q = [draft_probs[row][node] for node in range(len(chain))]
-            num_accepted, token = block_verification(p, q, chain, self._uniform, self._draw)
-            paths[row] = self._emit(row, [*chain[:num_accepted], token])
-        return paths
+    def _verify_block(
+        self, chain: Sequence[int], draft_probs: dict[int, Tensor], logits: Tensor, row: int
+    ) -> list[int]:
+        """The tokens that the row emits: the accepted ones of its chain and the one that follows."""
+        p = self._chain_probs(logits, row, chain)
+        chain = chain[: len(p) - 1]
+        q = [draft_probs[node] for node in range(len(chain))]
+        num_accepted, token = block_verification(p, q, chain, self._uniform, self._draw)
+        return [*chain[:num_accepted], token]
 
     def _chain_probs(self, logits: Tensor, row: int, chain: Sequence[int]) -> list[Tensor]:
         """p at every node of a chain, accepted or not: allowed because the processors hold no state.
@@ -210,15 +231,6 @@ class Rejection(Verifier):
             if probs[-1].isnan().any():
                 break
         return probs
-
-    def _emit(self, row: int, tokens: Sequence[int]) -> list[int]:
-        path = []
-        for node, token in enumerate(tokens):
-            path.append(node)
-            self.emitter.append([row], [token])
-            if not self.emitter.is_open(row):
-                break
-        return path
 
     def _uniform(self) -> float:
         assert self.sampling.fresh is not None

@@ -373,21 +373,21 @@ def test_a_cache_of_another_batch(target: PreTrainedModel) -> None:
         generate(target, **texts.inputs(first[:1]), max_new_tokens=4, strategy="none", cache=cache)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
 @pytest.mark.parametrize(
     ("rope", "limit"),
     [
         ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 32),
-        (
-            {
-                "rope_type": "longrope",
-                "factor": 4.0,
-                "rope_theta": 1e4,
-                "short_factor": [1.0] * 4,
-                "long_factor": [3.0] * 4,
-                "original_max_position_embeddings": 16,
-            },
-            16,
-        ),
+        (LONGROPE, 16),
     ],
     ids=["dynamic", "longrope"],
 )
@@ -405,15 +405,7 @@ def test_rotations_that_change_with_length(rope: dict[str, Any], limit: int) -> 
 
 def test_rotations_of_a_long_prompt() -> None:
     """All of a "longrope" call beyond the limit is rotated alike."""
-    rope = {
-        "rope_type": "longrope",
-        "factor": 4.0,
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 4,
-        "long_factor": [3.0] * 4,
-        "original_max_position_embeddings": 16,
-    }
-    model = zoo.make("llama", rope_parameters=rope)
+    model = zoo.make("llama", rope_parameters=LONGROPE)
     settings = {**texts.inputs(texts.prompt(20)), "max_new_tokens": 20, "do_sample": False}
     expected = texts.greedy(model, **settings)
 

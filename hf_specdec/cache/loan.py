@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -101,7 +102,10 @@ def _borrow(layer: Any, cache: TreeCache) -> TreeLayer:
     keys, values = _kept_rows(layer, length)
     # A sliding layer forgot its oldest rows. Their slots stay zero: the window hides them for good.
     borrowed.lazy_initialization(keys, values)
-    borrowed.update(*(_pad_front(states, length - keys.shape[2]) for states in (keys, values)))
+    forgotten = length - keys.shape[2]
+    if forgotten:
+        keys, values = (pad(states, (0, 0, forgotten, 0)) for states in (keys, values))
+    borrowed.update(keys, values)
     return borrowed
 
 
@@ -112,12 +116,6 @@ def _kept_rows(layer: Any, length: int) -> tuple[Tensor, Tensor]:
         return keys[:, :, :stored], values[:, :, :stored]
     stored = min(length, keys.shape[2])  # while a layer records its past it may hold more than its window
     return keys[:, :, keys.shape[2] - stored :], values[:, :, values.shape[2] - stored :]
-
-
-def _pad_front(states: Tensor, count: int) -> Tensor:
-    padded = states.new_zeros((*states.shape[:2], states.shape[2] + count, states.shape[3]))
-    padded[:, :, count:] = states
-    return padded
 
 
 def _give_back(lent: TreeLayer, layer: Any) -> None:

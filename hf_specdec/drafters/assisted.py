@@ -13,7 +13,7 @@ from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.settings import draft_setting
 from hf_specdec.sampling import Children
-from hf_specdec.tree import DraftTree
+from hf_specdec.tree import DraftTree, chain_parents
 
 
 @dataclass
@@ -67,7 +67,8 @@ class Assisted(Drafter):
             tokens = torch.tensor([[chain.tokens[-1]] for chain in chains])
             scores = self._draft.grow(tokens, depth, torch.ones(len(chains), 1, depth, dtype=torch.bool))[:, 0]
         probs = [chain.probs for chain in chains] if context.sampling.fresh is not None else None
-        return DraftTree([chain.tokens for chain in chains], [chain.parents for chain in chains], probs)
+        tokens_of_rows = [chain.tokens for chain in chains]
+        return DraftTree(tokens_of_rows, [chain_parents(len(row)) for row in tokens_of_rows], probs)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
         """Keep the accepted part of the draft's cache; the last drafted token was never fed."""
@@ -107,10 +108,6 @@ class _Chain:
         self.limit = limit
         self.grows = limit > 0
         self.probs: dict[int, Tensor] = {}
-
-    @property
-    def parents(self) -> list[int]:
-        return list(range(-1, len(self.tokens) - 1))
 
     def add(self, children: Children, threshold: float) -> None:
         if not children.tokens:
