@@ -81,6 +81,11 @@ class Scorer:
         self._emitter = emitter
         self._observe = observe
 
+    @property
+    def records(self) -> bool:
+        """Whether somebody wants to see the scores of every emitted token."""
+        return self._observe is not None
+
     def __call__(self, logits: Tensor, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """float32 `[R, V]` from the target's logits `[B, n, V]`."""
         raw = logits[list(rows), list(nodes)].float()
@@ -192,6 +197,8 @@ class Rejection(Verifier):
             for row, node in zip(rows, nodes, strict=True):
                 if node == 0:
                     decided[row] = self._verify_block(tree.tokens[row][1:], draft_probs[row], logits, row)
+            if self.scorer.records:
+                self.scorer(logits, rows, nodes)  # the block looked at more nodes than are emitted; record these
             return [
                 Step(decided[row][node], node + 1 if node + 1 < len(decided[row]) else None)
                 for row, node in zip(rows, nodes, strict=True)

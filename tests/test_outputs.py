@@ -257,3 +257,21 @@ def test_one_token_costs_one_forward(
     stats = output.speculation
     assert (stats.rounds, stats.row_rounds, stats.drafted) == (1, len(lengths), 0)
     assert (stats.emitted, stats.accepted_lengths) == (len(lengths), {0: len(lengths)})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rejection_sampling_records_every_token(
+    target: PreTrainedModel, draft: PreTrainedModel, strategy: str
+) -> None:
+    """Whatever rule accepts a block, there is one entry a token, and asking for it changes nothing."""
+    prompt = texts.prompt(9)
+    settings = {**texts.inputs(prompt), "max_new_tokens": 12, "do_sample": True, "top_k": 0, "temperature": 0.7}
+    settings |= {"seed": 1, "verification": "rejection", **STRATEGIES[strategy](draft, [[3] * 40])}
+    plain = generate(target, **settings)
+
+    output = generate(target, **settings, return_dict_in_generate=True, output_scores=True, output_logits=True)
+
+    assert output.sequences.tolist() == plain.tolist()
+    expected = target(output.sequences).logits[0, 8:-1].float()
+    torch.testing.assert_close(torch.cat(output.logits), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(output.scores), expected / 0.7, atol=1e-4, rtol=1e-4)
