@@ -39,6 +39,7 @@ def decode(call: Call) -> None:
         call.keep(accepted)
         call.observe(drafter, tree, accepted, output)
         if call.emitter.done:
+            drafter.finish(call.context)
             return
         with call.drafting():
             tree = call.propose(drafter)

@@ -120,3 +120,6 @@ class Drafter(ABC):
                 empty for rows that drafted nothing.
             outputs: the target's outputs for all nodes.
         """
+
+    def finish(self, context: DraftContext) -> None:  # noqa: B027
+        """The call has ended well: `context.texts` are complete. For drafters that keep texts for later calls."""
