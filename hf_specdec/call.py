@@ -27,6 +27,7 @@ from hf_specdec.processors import RowProcessors, score_processors
 from hf_specdec.rope import check_rope
 from hf_specdec.runner import ForwardOutput, ModelRunner
 from hf_specdec.sampling import Sampling, Seed, noise_device, row_seeds
+from hf_specdec.split import SplitRunner
 from hf_specdec.stats import SpeculationStats
 from hf_specdec.tree import DraftTree, chain_parents
 from hf_specdec.verify import GreedyMatch, Rejection, SampleAndMatch, Scorer, Verifier
@@ -286,9 +287,10 @@ def build_call(request: Request) -> Call:
     """Wire a call; no forward runs here.
 
     Raises:
-        ArgumentError, UnsupportedError: the cache or the seed does not fit.
+        ArgumentError, UnsupportedError: the cache, the seed or the strategy does not fit.
     """
     input_ids, config, batch_size = request.input_ids, request.config, request.batch_size
+    num_shared_layers = request.drafter.num_shared_layers(request.model)
     cache: Cache = request.model_kwargs["cache"]
     num_cached = int(cache.get_seq_length()) if cache.layers else 0
     prompt = Prompt.read(input_ids, config, request.model_kwargs, num_cached)
@@ -304,14 +306,21 @@ def build_call(request: Request) -> Call:
     check_rope(request.model, int(pending.min()), int(pending.max()) + emitter.max_new_tokens - 1)
     next_positions = pending - (input_ids.shape[1] - 1 - prompt.first_fed)
     scorer = Scorer(processors, emitter, partial(recorder.observe, emitter) if recorder.active else None)
+    context = _context(request, prompt, emitter, sampling)
+    runner = ModelRunner(request.model, loan.cache, batch_size, prompt.visible, next_positions)
+    if num_shared_layers:
+        runner = split = SplitRunner(
+            request.model, num_shared_layers, loan.cache, batch_size, prompt.visible, next_positions
+        )
+        context.lower_layers = split.draft
     return Call(
         prompt=prompt,
         loan=loan,
-        runner=ModelRunner(request.model, loan.cache, batch_size, prompt.visible, next_positions),
+        runner=runner,
         emitter=emitter,
         verifier=_verifier(scorer, emitter, sampling, batched=not processors and not recorder.active),
         drafter=request.drafter,
-        context=_context(request, prompt, emitter, sampling),
+        context=context,
         recorder=recorder,
         stats=SpeculationStats(request.drafter.name, _rule_name(sampling)),
         config=config,

@@ -90,15 +90,9 @@ class ModelRunner:
             ancestors: bool `[B, m, tail + m]`, which tail nodes and new nodes each one sees.
             hidden_states: whether to return the hidden states of all layers.
         """
-        device = self.model.device
-        depths = depths.to(device)
-        output = self._call(
-            input_ids=tokens.to(device),
-            position_ids=self._positions(depths),
-            attention_mask=self._mask(depths, ancestors.to(device)),
-            **({"output_hidden_states": True} if hidden_states else {}),
-        )
-        self.view.extend_tail(depths)
+        inputs = self._inputs(self.view, tokens, depths, ancestors)
+        output = self._call(**inputs, **({"output_hidden_states": True} if hidden_states else {}))
+        self.view.extend_tail(depths.to(self.model.device))
         return output
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
@@ -116,10 +110,19 @@ class ModelRunner:
             removed = [old - new for old, new in zip(before, self.view.lengths, strict=True)]
             self._next_positions = self._next_positions - self._next_positions.new_tensor(removed)
 
-    def _mask(self, depths: Tensor, ancestors: Tensor) -> Tensor | dict[str, Tensor] | None:
+    def _inputs(self, view: CacheView, tokens: Tensor, depths: Tensor, ancestors: Tensor) -> dict[str, Any]:
+        device = self.model.device
+        depths = depths.to(device)
+        return {
+            "input_ids": tokens.to(device),
+            "position_ids": self._positions(depths),
+            "attention_mask": self._mask(view, depths, ancestors.to(device)),
+        }
+
+    def _mask(self, view: CacheView, depths: Tensor, ancestors: Tensor) -> Tensor | dict[str, Tensor] | None:
         if self._attention not in TREE_ATTENTION or self._is_plain_step(ancestors):
             return None  # one chain of one row: plain causal attention is the same
-        return self.view.masks(depths, ancestors, self.model.dtype if self._attention == "eager" else None)
+        return view.masks(depths, ancestors, self.model.dtype if self._attention == "eager" else None)
 
     def _positions(self, depths: Tensor) -> Tensor:
         positions = self._next_positions[:, None] + depths

@@ -142,6 +142,7 @@ class Speculation:
         call = build_call(request)
         for model in filter(None, (request.model, request.draft_model)):
             check_tree_logits(model)
+        request.drafter.self_test(request.model)
         try:
             decode(call)
             call.settle_cache()

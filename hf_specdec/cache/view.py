@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,14 +74,26 @@ class CacheView:
         self.cache = cache
         self.kinds = kinds
         self.visible = visible
+        self._layers = slice(None)
         self.lengths = [int(cache.get_seq_length())] * batch_size
         self.tail = 0
         self._tail_depths = torch.empty(batch_size, 0, dtype=torch.int64)
 
+    def part(self, layers: slice) -> CacheView:
+        """A view of some layers of the same cache, whose tail may be longer than that of the others.
+
+        It serves until lengths or tail of this view change.
+        """
+        part = copy.copy(self)
+        part._layers = layers
+        return part
+
     def commit_prefill(self, num_open: int) -> None:
         """What the layers hold now is text, but for the last `num_open` columns: they are the tail, one a level."""
         batch_size = len(self.lengths)
-        self.lengths = [int(self.cache.get_seq_length()) - num_open] * batch_size
+        filled = max(layer.length for layer in self.cache.layers)
+        self._level(filled)
+        self.lengths = [filled - num_open] * batch_size
         self.tail, self._tail_depths = num_open, torch.arange(num_open).expand(batch_size, num_open)
 
     def masks(
@@ -122,6 +135,12 @@ class CacheView:
         """A forward of m new nodes has succeeded: they are in the tail. `depths` as in `masks`."""
         self.tail += depths.shape[1]
         self._tail_depths = torch.cat([self._tail_depths.to(depths.device), depths], dim=1)
+        self._level(max(self.lengths) + self.tail)
+
+    def cut_tail(self, num_kept: int) -> None:
+        """Keep the first nodes of the tail alone; also repairs layers after an interrupted forward."""
+        self.tail, self._tail_depths = num_kept, self._tail_depths[:, :num_kept]
+        self._level(max(self.lengths) + num_kept)
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep some tail rows of each batch row as text, in the given order, and drop the rest of the tail.
@@ -149,8 +168,7 @@ class CacheView:
         longest = max(lengths)
         ragged = min(lengths) != longest
         self.cache.rows.lag = torch.tensor([longest - length for length in lengths]) if ragged else None
-        for layer in self.cache.layers:
-            layer.set_length(longest)
+        self._level(longest)
 
     def drop_tail(self) -> None:
         """Roll back to the committed text; also repairs layers after an interrupted forward."""
@@ -164,8 +182,14 @@ class CacheView:
             for start, row in zip(self.lengths, moved, strict=True)
         ]
         target, source = torch.tensor(filled).unbind(-1)
-        for layer in self.cache.layers:
+        for layer in self.cache.layers[self._layers]:
             layer.move_rows(source, target)
+
+    def _level(self, length: int) -> None:
+        """All layers have so many slots; also those that a forward left out, which store nothing."""
+        for layer in self.cache.layers[self._layers]:
+            if layer.length != length:
+                layer.set_length(length)
 
 
 def _finish(see: Tensor, additive_dtype: torch.dtype | None) -> Tensor:

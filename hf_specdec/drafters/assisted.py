@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import torch
-from torch import Tensor
-
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.chain import draft_chains, keep_accepted
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.settings import draft_setting
-from hf_specdec.sampling import Children
-from hf_specdec.tree import DraftTree, chain_parents
+from hf_specdec.tree import DraftTree
 
 
 @dataclass
@@ -49,31 +46,11 @@ class Assisted(Drafter):
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Draft until the length, the row's budget or the draft's confidence ends the chain."""
-        chains = [
-            _Chain(pending, min(self._length.tokens, budget))
-            for pending, budget in zip(context.pending_tokens, self._draft.budgets(context), strict=True)
-        ]
-        if not any(chain.grows for chain in chains):
-            return DraftTree.roots(context.pending_tokens)
-        scores = self._draft.catch_up(context.texts)
-        for depth in range(1, max(chain.limit for chain in chains) + 1):
-            growing = [row for row, chain in enumerate(chains) if chain.grows]
-            steps = [context.num_generated[row] + depth - 1 for row in growing]
-            drawn = context.sampling.draw_children(growing, steps, scores[growing], [1] * len(growing))
-            for row, children in zip(growing, drawn, strict=True):
-                chains[row].add(children, self._threshold)
-            if not any(chain.grows for chain in chains):
-                break
-            tokens = torch.tensor([[chain.tokens[-1]] for chain in chains])
-            scores = self._draft.grow(tokens, depth, torch.ones(len(chains), 1, depth, dtype=torch.bool))[:, 0]
-        probs = [chain.probs for chain in chains] if context.sampling.fresh is not None else None
-        tokens_of_rows = [chain.tokens for chain in chains]
-        return DraftTree(tokens_of_rows, [chain_parents(len(row)) for row in tokens_of_rows], probs)
+        return draft_chains(context, self._draft, self._length.tokens, self._threshold)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
-        """Keep the accepted part of the draft's cache; the last drafted token was never fed."""
-        grown = max(tree.width - 2, 0)
-        self._draft.keep([[node - 1 for node in path if 1 <= node <= grown] for path in accepted])
+        """Keep the accepted part of the draft's cache, and adapt the length."""
+        keep_accepted(self._draft, tree, accepted)
         drafted = [count for count in tree.num_drafted if count]
         if drafted:
             self._length.adapt(
@@ -98,23 +75,3 @@ class ChainLength:
         """Two more after a round without a miss, one less after a miss."""
         if self.adaptive:
             self.tokens = self.tokens + 2 if all_accepted else max(1, self.tokens - 1)
-
-
-class _Chain:
-    """One row's chain while it grows."""
-
-    def __init__(self, pending: int, limit: int) -> None:
-        self.tokens = [pending]
-        self.limit = limit
-        self.grows = limit > 0
-        self.probs: dict[int, Tensor] = {}
-
-    def add(self, children: Children, threshold: float) -> None:
-        if not children.tokens:
-            self.grows = False
-            return
-        if children.probs is not None:
-            self.probs[len(self.tokens) - 1] = children.probs
-        self.tokens.append(children.tokens[0])
-        # The unsure token itself stays: dropping a *sampled* token because of its value would change the law.
-        self.grows = len(self.tokens) <= self.limit and children.confidences[0] >= threshold

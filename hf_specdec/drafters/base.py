@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Self
 
@@ -24,6 +24,10 @@ class RoundOutputs(NamedTuple):
     """Per layer `[B, n, hidden_size]`, for drafters with `needs_hidden_states`."""
 
 
+LowerLayers = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Runs the target's first layers, its norm and its head on new nodes; see `SplitRunner.draft`."""
+
+
 @dataclass
 class DraftContext:
     """What a drafter may know about the call. It reads, the loop writes.
@@ -41,6 +45,7 @@ class DraftContext:
         prompt_mask: bool `[B, columns]`, False where the prompt is padded.
         target: the target model, for drafters that share its weights. Never run it with the call's cache.
         draft_model: `assistant_model` of the call, if any.
+        lower_layers: for drafters that share the target's first layers, the way to run them.
     """
 
     texts: list[list[int]]
@@ -54,6 +59,7 @@ class DraftContext:
     prompt_mask: Tensor
     target: PreTrainedModel
     draft_model: PreTrainedModel | None = None
+    lower_layers: LowerLayers | None = None
     explicit: frozenset[str] = field(default_factory=frozenset)
     """Names of the generation settings that the caller gave in this very call."""
 
@@ -94,6 +100,16 @@ class Drafter(ABC):
     def chains_only(self) -> bool:
         """Whether no proposed node ever has two children; such drafts run under any attention implementation."""
         return False
+
+    def num_shared_layers(self, target: PreTrainedModel) -> int:
+        """How many of the target's first layers the strategy runs while it drafts (`context.lower_layers`); 0: none.
+
+        Asked before any forward, so it is the place to refuse a target that the strategy cannot serve.
+        """
+        return 0
+
+    def self_test(self, target: PreTrainedModel) -> None:  # noqa: B027
+        """Refuse a target that fails in a trial; called after the target's own self-test, before the first forward."""
 
     def begin(self, context: DraftContext) -> Self:
         """The drafter that serves one call; called once, after the target has read the prompt."""

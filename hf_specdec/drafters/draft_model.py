@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec.cache import TreeCache
 from hf_specdec.compat import forward_parameters
@@ -112,9 +112,14 @@ class DraftModel:
 
     def _scores(self, logits: Tensor) -> Tensor:
         """float32 scores over the target's vocabulary; ids that only one of the two models knows are impossible."""
-        known = logits[:, : self._vocab_size].to(self._device).float()
+        known = logits[:, : self._vocab_size].to(self._device)
         if known.shape[1] < self._vocab_size:
             known = torch.nn.functional.pad(known, (0, self._vocab_size - known.shape[1]), value=-torch.inf)
-        no_prefix = known.new_empty((known.shape[0], 0), dtype=torch.int64)
-        scores: Tensor = self._processors(no_prefix, known)  # type: ignore[arg-type]
-        return scores
+        return processed_scores(self._processors, known)
+
+
+def processed_scores(processors: LogitsProcessorList, logits: Tensor) -> Tensor:
+    """float32 scores as the call's processors that look at scores alone leave them, from `[N, V]` to the same."""
+    no_prefix = logits.new_empty((logits.shape[0], 0), dtype=torch.int64)
+    scores: Tensor = processors(no_prefix, logits.float())  # type: ignore[arg-type]
+    return scores
