@@ -2,7 +2,18 @@
 
 from hf_specdec.cache import TreeCache
 from hf_specdec.candidates import DrafterCandidateGenerator, stock_assisted
-from hf_specdec.drafters import Assisted, DraftContext, Drafter, NoDraft, PromptLookup, RoundOutputs, Scripted, Tree
+from hf_specdec.drafters import (
+    Assisted,
+    DraftContext,
+    Drafter,
+    Jacobi,
+    Lookahead,
+    NoDraft,
+    PromptLookup,
+    RoundOutputs,
+    Scripted,
+    Tree,
+)
 from hf_specdec.enable import disable, enable, enabled, generate, is_enabled
 from hf_specdec.errors import (
     ArgumentError,
@@ -32,7 +43,9 @@ __all__ = [
     "Drafter",
     "DrafterCandidateGenerator",
     "DrafterError",
+    "Jacobi",
     "KeyedSampler",
+    "Lookahead",
     "NoDraft",
     "NonFiniteLogitsError",
     "PromptLookup",

@@ -2,15 +2,30 @@
 
 from hf_specdec.drafters.assisted import Assisted
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.jacobi import Jacobi
+from hf_specdec.drafters.lookahead import Lookahead
 from hf_specdec.drafters.none import NoDraft
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.scripted import Scripted
 from hf_specdec.drafters.tree import Tree
 from hf_specdec.registry import register_drafter
 
-__all__ = ["Assisted", "DraftContext", "Drafter", "NoDraft", "PromptLookup", "RoundOutputs", "Scripted", "Tree"]
+__all__ = [
+    "Assisted",
+    "DraftContext",
+    "Drafter",
+    "Jacobi",
+    "Lookahead",
+    "NoDraft",
+    "PromptLookup",
+    "RoundOutputs",
+    "Scripted",
+    "Tree",
+]
 
 register_drafter("none", NoDraft)
 register_drafter("assisted", Assisted)
 register_drafter("tree", Tree)
 register_drafter("prompt_lookup", PromptLookup)
+register_drafter("jacobi", Jacobi)
+register_drafter("lookahead", Lookahead)

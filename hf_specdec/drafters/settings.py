@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import GenerationConfig
+
 from hf_specdec.drafters.base import DraftContext
 from hf_specdec.errors import ArgumentError
 
@@ -28,3 +30,9 @@ def require_whole(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ArgumentError(f"{type(owner).__name__}({name}={value!r}) must be a whole number of at least 1")
+
+
+def eos_tokens(config: GenerationConfig) -> frozenset[int]:
+    """The tokens that end a text, however `eos_token_id` names them; empty if there are none."""
+    ids = config.eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
