@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import zoo
-from hf_specdec import Assisted, DraftContext, Jacobi, Lookahead, PromptLookup, Scripted, Tree
+from hf_specdec import Assisted, DraftContext, EarlyExit, Jacobi, Lookahead, PromptLookup, Scripted, Tree
 
 Build = Callable[[PreTrainedModel, Sequence[Sequence[int]]], dict[str, Any]]
 
@@ -26,6 +26,8 @@ STRATEGIES: dict[str, Build] = {
         "strategy": Tree(nodes=20, depth=5, min_gain=0.0, min_score=0.0),
         "assistant_model": draft,
     },
+    "early_exit": lambda draft, texts: {"strategy": EarlyExit(exit_layer=1, adaptive=False)},
+    "layer_set": lambda draft, texts: {"strategy": EarlyExit(layers=(1,), adaptive=False)},
     "jacobi": lambda draft, texts: {"strategy": Jacobi(block=5)},
     "lookahead": lambda draft, texts: {"strategy": Lookahead(window=4, ngram=3, guesses=4)},
     "scripted": lambda draft, texts: {"strategy": mostly_right(texts)},

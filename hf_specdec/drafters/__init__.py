@@ -2,6 +2,7 @@
 
 from hf_specdec.drafters.assisted import Assisted
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.early_exit import EarlyExit
 from hf_specdec.drafters.jacobi import Jacobi
 from hf_specdec.drafters.lookahead import Lookahead
 from hf_specdec.drafters.none import NoDraft
@@ -14,6 +15,7 @@ __all__ = [
     "Assisted",
     "DraftContext",
     "Drafter",
+    "EarlyExit",
     "Jacobi",
     "Lookahead",
     "NoDraft",
@@ -29,3 +31,4 @@ register_drafter("tree", Tree)
 register_drafter("prompt_lookup", PromptLookup)
 register_drafter("jacobi", Jacobi)
 register_drafter("lookahead", Lookahead)
+register_drafter("early_exit", EarlyExit)
