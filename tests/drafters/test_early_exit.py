@@ -24,6 +24,7 @@ from transformers import (
 import hf_specdec
 import texts
 import zoo
+from contexts import context
 from hf_specdec import (
     ArgumentError,
     DrafterCandidateGenerator,
@@ -35,6 +36,7 @@ from hf_specdec import (
     stock_assisted,
 )
 from hf_specdec.bench.clock import ForwardClock
+from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.layer_search import search_layers
 from hf_specdec.drafters.payoff import best_length, speedup
 from hf_specdec.layers import decoder_layers, layers_cost, with_layers
@@ -421,18 +423,30 @@ def test_inside_stock_generate(model: PreTrainedModel, strategy: EarlyExit) -> N
     assert ours.tolist() == expected.tolist()
 
 
-def test_a_row_that_is_done_while_another_has_no_room() -> None:
-    """Learned positions end: what a finished row is drafted on with must not stand behind the last one."""
+def test_a_row_that_is_done_at_the_last_position() -> None:
+    """While the other goes on, it must not be drafted on behind the position that the model has last."""
     target = zoo.make("gpt2")
-    room = zoo.POSITIONS - 100
-    batch = texts.padded([100, 40])
-    eos = int(texts.greedy(target, **batch, max_new_tokens=4)[0, -1])
-    settings = {**batch, "max_new_tokens": room, "eos_token_id": eos}
-    expected = texts.greedy(target, **settings)
+    with torch.no_grad():
+        for projection in (target.transformer.h[1].attn.c_proj, target.transformer.h[1].mlp.c_proj):
+            projection.weight *= 0.3  # the exit is often right
+    batch = {**texts.padded([100, 40]), "max_new_tokens": zoo.POSITIONS - 100}
+    expected = texts.greedy(target, **batch)
 
-    for verification in ({}, {"output_scores": True}):
-        ours = run(target, EarlyExit(1, adaptive=False), **settings, **verification)
-        assert ours.sequences.tolist() == expected.tolist()
+    for recorded in ({}, {"output_scores": True}):  # rows that finish at their own time, and in step
+        output = run(target, EarlyExit(1, adaptive=False), **batch, **recorded)
+        assert output.sequences.tolist() == expected.tolist()
+
+
+@torch.no_grad()
+def test_a_layer_set_reads_a_long_prompt_in_chunks(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer stores nothing, and it is the one that the model asks for the length of the text."""
+    monkeypatch.setattr("hf_specdec.drafters.draft_model._PREFILL_CHUNK", 3)
+    text = PROMPT[0].tolist()
+    view = with_layers(model, (1, 3))
+
+    scores = DraftModel(view, context([text], model)).catch_up([text])
+
+    torch.testing.assert_close(scores, view(input_ids=PROMPT, use_cache=False).logits[:, -1])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -574,3 +588,19 @@ def test_the_expected_number_of_tokens(model: PreTrainedModel) -> None:
 
     assert stats.rounds == rounds
     assert rounds < math.ceil(NEW_TOKENS * 0.9)
+
+
+@pytest.mark.parametrize("strategy", [EarlyExit(2, adaptive=False), EarlyExit(layers=(1, 3), adaptive=False)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed"])
+def test_attention_that_takes_no_mask(family: str, strategy: EarlyExit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with flash kernels: the model asks its cache for lengths, and each part must hear its own."""
+    target = talkative(family)
+    expected = texts.greedy(target, **texts.inputs(PROMPT), max_new_tokens=NEW_TOKENS)
+    with_masks = run(target, strategy).speculation
+    monkeypatch.setattr("hf_specdec.runner.TREE_ATTENTION", ("eager",))
+    monkeypatch.setattr("hf_specdec.selftest.TREE_ATTENTION", ("eager",))
+
+    output = run(target, strategy)
+
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.speculation.accepted_lengths == with_masks.accepted_lengths
