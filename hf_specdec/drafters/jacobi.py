@@ -88,7 +88,7 @@ class Jacobi(Drafter):
     def _answers(self, logits: Tensor, rows: Sequence[int], steps: Sequence[int]) -> list[int]:
         sampling = self._context.sampling
         if sampling.fresh is not None:  # fresh randomness cannot be foreseen
-            tokens: list[int] = logits.argmax(dim=-1).tolist()
+            tokens: list[int] = logits.max(dim=-1).indices.tolist()
             return tokens
         no_prefix = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
         scores = self._context.score_processors(no_prefix, logits.float())  # type: ignore[arg-type]

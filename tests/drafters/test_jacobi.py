@@ -11,7 +11,15 @@ from transformers import PreTrainedModel
 import texts
 import zoo
 from contexts import context
-from hf_specdec import ArgumentError, DraftContext, Jacobi, RoundOutputs, generate
+from hf_specdec import (
+    ArgumentError,
+    DraftContext,
+    DrafterCandidateGenerator,
+    Jacobi,
+    RoundOutputs,
+    generate,
+    stock_assisted,
+)
 from hf_specdec.sampling import Sampling
 
 PROMPT = texts.prompt(12)
@@ -172,6 +180,16 @@ def test_text_when_sampling_is_the_stock_text(target: PreTrainedModel) -> None:
     expected = texts.sampled(target, temperature=0.7, top_k=20, **settings)
 
     assert generate(target, **settings, strategy=Jacobi(), **SETTINGS["keyed"]).tolist() == expected.tolist()
+
+
+def test_in_the_stock_loop(target: PreTrainedModel) -> None:
+    settings = {**texts.inputs(PROMPT), "max_new_tokens": 20, "do_sample": False}
+    expected = texts.greedy(target, **settings)
+
+    with stock_assisted(target, DrafterCandidateGenerator(Jacobi(block=4), target)) as stock:
+        ours = stock.generate(**settings, pad_token_id=texts.PAD, prompt_lookup_num_tokens=1)
+
+    assert ours.tolist() == expected.tolist()
 
 
 def test_chains_run_under_any_attention() -> None:

@@ -270,8 +270,9 @@ def test_sizes_follow_the_cost_of_a_node(target: PreTrainedModel, monkeypatch: p
         return drafter._size(context([[1, 2]], target=target))
 
     assert sizes(Lookahead(), 2**-10) == (15, 5, 15)
-    smaller = [sizes(Lookahead(), cost) for cost in (2**-10, 2**-7, 2**-5, 1.0)]
-    assert smaller == sorted(smaller, reverse=True)
+    smaller = [sizes(Lookahead(), cost) for cost in (2**-10, 2**-8, 2**-6, 2**-4)]
+    assert smaller == sorted(set(smaller), reverse=True)
+    assert sizes(Lookahead(), 1.0) == smaller[-1]
     assert sizes(Lookahead(window=3), 2**-10) == (3, 5, 15)
     assert sizes(Lookahead(ngram=2, guesses=1), 2**-10) == (15, 2, 1)
 
