@@ -19,10 +19,9 @@ class Jacobi(Drafter):
     """Strategy "jacobi": iterates a block of guesses to its fixed point, which is the text (Santilli et al. 2023).
 
     The block is a chain below the pending token. After each forward every guess is replaced by what the target says
-    after the guess in front of it; the guesses that were right leave the block at the left, and the prompt's last
-    tokens (EOS left out) fill it up at the right. Each forward gives at least one token its final value, so there are
-    never more forwards than in plain decoding; there are fewer where a guess is right although the one in front of it
-    was wrong.
+    after the guess in front of it; guesses that were right leave the block at the left, and copies of the last guess
+    fill it up at the right. Each forward gives at least one token its final value, so there are never more forwards
+    than in plain decoding; there are fewer where a guess is right although the one in front of it was wrong.
 
     What the target says is its most likely token, or, when sampling with keyed noise, the token that this noise
     chooses: the fixed point then is the sampled text.
@@ -38,7 +37,6 @@ class Jacobi(Drafter):
     _context: DraftContext = field(init=False, repr=False, compare=False)
     _blocks: list[list[int]] = field(init=False, repr=False, compare=False)
     _ends: frozenset[int] = field(init=False, repr=False, compare=False)
-    _first_guesses: list[list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_whole(self, "block")
@@ -54,7 +52,6 @@ class Jacobi(Drafter):
         drafter._context = context
         drafter._blocks = [[] for _ in context.texts]
         drafter._ends = eos_tokens(context.config)
-        drafter._first_guesses = [self._last_tokens(text, drafter._ends) for text in context.texts]
         return drafter
 
     def propose(self, context: DraftContext) -> DraftTree:
@@ -62,7 +59,7 @@ class Jacobi(Drafter):
         tokens = []
         for row, (pending, budget) in enumerate(zip(context.pending_tokens, context.budgets, strict=True)):
             block = self._blocks[row]
-            block += self._first_guesses[row][len(block) :]
+            block += [block[-1] if block else pending] * (self.block - len(block))
             end = next((depth for depth, token in enumerate(block) if token in self._ends), len(block))
             tokens.append([pending, *block[: min(end, budget)]])
         return DraftTree(tokens, [chain_parents(len(chain)) for chain in tokens])
@@ -79,11 +76,6 @@ class Jacobi(Drafter):
         if rows:
             for row, token in zip(rows, self._answers(outputs.logits[rows, nodes], rows, steps), strict=True):
                 self._blocks[row].append(token)
-
-    def _last_tokens(self, text: Sequence[int], excluded: frozenset[int]) -> list[int]:
-        """As many as fill a block; a short text comes several times."""
-        tokens = [token for token in text if token not in excluded][-self.block :] or [text[-1]]
-        return (tokens * self.block)[: self.block]
 
     def _answers(self, logits: Tensor, rows: Sequence[int], steps: Sequence[int]) -> list[int]:
         sampling = self._context.sampling
