@@ -27,7 +27,7 @@ STRATEGIES: dict[str, Build] = {
         "assistant_model": draft,
     },
     "early_exit": lambda draft, texts: {"strategy": EarlyExit(exit_layer=1, adaptive=False)},
-    "layer_set": lambda draft, texts: {"strategy": EarlyExit(layers=(1,), adaptive=False)},
+    "layer_set": lambda draft, texts: {"strategy": EarlyExit(layers=(0,), adaptive=False)},
     "jacobi": lambda draft, texts: {"strategy": Jacobi(block=5)},
     "lookahead": lambda draft, texts: {"strategy": Lookahead(window=4, ngram=3, guesses=4)},
     "scripted": lambda draft, texts: {"strategy": mostly_right(texts)},

@@ -437,6 +437,17 @@ def test_a_row_that_is_done_at_the_last_position() -> None:
         assert output.sequences.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_a_layer_set_without_the_first_layer(family: str) -> None:
+    """Of two layers only one other set than the first layer is left; few of its guesses are right."""
+    target = zoo.make(family, attention="eager")
+    for batch in (texts.padded([9]), texts.padded([4, 13, zoo.WINDOW])):
+        expected = texts.greedy(target, **batch, max_new_tokens=14)
+        output = run(target, EarlyExit(layers=(1,), adaptive=False), **batch, max_new_tokens=14)
+        assert output.sequences.tolist() == expected.tolist()
+        assert output.speculation.drafted > 0
+
+
 @torch.no_grad()
 def test_a_layer_set_reads_a_long_prompt_in_chunks(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer stores nothing, and it is the one that the model asks for the length of the text."""
