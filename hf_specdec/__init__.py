@@ -4,15 +4,19 @@ from hf_specdec.cache import TreeCache
 from hf_specdec.candidates import DrafterCandidateGenerator, stock_assisted
 from hf_specdec.drafters import (
     Assisted,
+    Auto,
     DraftContext,
     Drafter,
     EarlyExit,
+    GrownDrafter,
     Jacobi,
     Lookahead,
     NoDraft,
     PromptLookup,
+    Recycling,
     RoundOutputs,
     Scripted,
+    Suffix,
     Tree,
 )
 from hf_specdec.enable import disable, enable, enabled, generate, is_enabled
@@ -29,6 +33,7 @@ from hf_specdec.hub import hub_folder
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.registry import drafter_names, register_drafter
 from hf_specdec.sampling import KeyedSampler
+from hf_specdec.sources import Guess, Source, SuccessorTable, SuffixStore
 from hf_specdec.speculation import Speculation
 from hf_specdec.stats import SpeculationStats
 from hf_specdec.tree import DraftTree
@@ -38,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "Assisted",
+    "Auto",
     "DraftContext",
     "DraftModelError",
     "DraftTree",
@@ -45,18 +51,25 @@ __all__ = [
     "DrafterCandidateGenerator",
     "DrafterError",
     "EarlyExit",
+    "GrownDrafter",
+    "Guess",
     "Jacobi",
     "KeyedSampler",
     "Lookahead",
     "NoDraft",
     "NonFiniteLogitsError",
     "PromptLookup",
+    "Recycling",
     "RoundOutputs",
     "Scripted",
+    "Source",
     "SpecDecError",
     "Speculation",
     "SpeculationStats",
     "SpeculativeOutput",
+    "SuccessorTable",
+    "Suffix",
+    "SuffixStore",
     "Tree",
     "TreeCache",
     "UnsupportedError",

@@ -46,8 +46,10 @@ def _rounded(share: float) -> float:
 
 @torch.no_grad()
 def _measure(model: PreTrainedModel) -> float:
-    runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64))
-    runner.prefill(torch.zeros(1, _CONTEXT, dtype=torch.int64))
+    num_positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or _CONTEXT
+    context = max(min(_CONTEXT, num_positions // 2), 1)
+    runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64), num_positions - 1)
+    runner.prefill(torch.zeros(1, context, dtype=torch.int64))
     one, many = (min(_seconds(runner, width) for _ in range(_REPETITIONS)) for width in (1, 1 + _EXTRA_NODES))
     return (many - one) / one / _EXTRA_NODES
 

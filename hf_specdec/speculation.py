@@ -120,6 +120,7 @@ class Speculation:
         mask = model_kwargs.get("attention_mask")
         single_row = input_ids.shape[0] == 1 and (mask is None or bool(mask.all()))
         check_attention(model, self.drafter.chains_only, single_row)
+        self.drafter.check(model)
         explicit = self._explicit_settings(generation_config)
         check_draft_settings(self.drafter.name, self.drafter.settings, generation_config, explicit)
         request = Request(

@@ -8,7 +8,20 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import zoo
-from hf_specdec import Assisted, DraftContext, EarlyExit, Jacobi, Lookahead, PromptLookup, Scripted, Tree
+from hf_specdec import (
+    Assisted,
+    Auto,
+    DraftContext,
+    EarlyExit,
+    Jacobi,
+    Lookahead,
+    PromptLookup,
+    Recycling,
+    Scripted,
+    Suffix,
+    SuffixStore,
+    Tree,
+)
 
 Build = Callable[[PreTrainedModel, Sequence[Sequence[int]]], dict[str, Any]]
 
@@ -30,8 +43,23 @@ STRATEGIES: dict[str, Build] = {
     "layer_set": lambda draft, texts: {"strategy": EarlyExit(layers=(0,), adaptive=False)},
     "jacobi": lambda draft, texts: {"strategy": Jacobi(block=5)},
     "lookahead": lambda draft, texts: {"strategy": Lookahead(window=4, ngram=3, guesses=4)},
+    "suffix": lambda draft, texts: {"strategy": Suffix(nodes=16, node_cost=0)},
+    "suffix_store": lambda draft, texts: {"strategy": Suffix(store=nearly(texts), node_cost=0)},
+    "recycling": lambda draft, texts: {"strategy": Recycling(nodes=16, node_cost=0)},
+    "auto": lambda draft, texts: {
+        "strategy": Auto(parts=[Suffix(store=nearly(texts)), Recycling()], nodes=20, node_cost=0)
+    },
+    "auto_measured": lambda draft, texts: {"strategy": "auto"},
     "scripted": lambda draft, texts: {"strategy": mostly_right(texts)},
 }
+
+
+def nearly(texts: Sequence[Sequence[int]]) -> SuffixStore:
+    """A store that knows the texts, but for every seventh token."""
+    store = SuffixStore(learn=False)  # rejection sampling gives another text after it has learned
+    for text in texts:
+        store.add([(token + (i % 7 == 0)) % zoo.VOCAB_SIZE for i, token in enumerate(text)])
+    return store
 
 
 def mostly_right(texts: Sequence[Sequence[int]], depth: int = 5) -> Scripted:

@@ -101,10 +101,13 @@ class Drafter(ABC):
         """Whether no proposed node ever has two children; such drafts run under any attention implementation."""
         return False
 
+    def check(self, target: PreTrainedModel) -> None:  # noqa: B027
+        """Refuse a target that these settings do not fit; called before any forward."""
+
     def num_shared_layers(self, target: PreTrainedModel) -> int:
         """How many of the target's first layers the strategy runs while it drafts (`context.lower_layers`); 0: none.
 
-        Asked before any forward, so it is the place to refuse a target that the strategy cannot serve.
+        Asked before any forward.
         """
         return 0
 

@@ -1,0 +1,55 @@
+"""Several draft-free strategies at once, in one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from hf_specdec.drafters.base import DraftContext
+from hf_specdec.drafters.grown import GrownDrafter
+from hf_specdec.drafters.recycling import Recycling
+from hf_specdec.drafters.suffix import Suffix
+from hf_specdec.errors import ArgumentError
+from hf_specdec.sources.base import Source
+
+
+@dataclass
+class Auto(GrownDrafter):
+    """Strategy "auto": the text itself, the target's recycled scores and what else is given, merged into one tree.
+
+    Each source is believed as far as it has been right in this call, so the node budget goes to whoever earns it.
+    While none earns its time the text comes by plain decoding.
+
+    Args:
+        parts: strategies whose sources are merged; `Suffix()` and `Recycling()` by default. Their own `nodes`,
+            `depth` and `node_cost` play no part.
+        nodes, depth, node_cost: see `GrownDrafter`.
+    """
+
+    parts: Sequence[GrownDrafter] | None = None
+
+    name = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts is None:
+            return
+        if not isinstance(self.parts, Sequence) or not self.parts:
+            raise ArgumentError(f"Auto(parts={self.parts!r}) must be a list of strategies, such as [Suffix()]")
+        for part in self.parts:
+            if not isinstance(part, GrownDrafter):
+                raise ArgumentError(
+                    f"Auto(parts=...) takes strategies that draw on sources, such as Suffix(), not {part!r}"
+                )
+
+    def check(self, target: PreTrainedModel) -> None:
+        """Refuse what one of the parts refuses."""
+        for part in self.parts or ():
+            part.check(target)
+
+    def sources(self, context: DraftContext) -> list[Source]:
+        """Those of all parts."""
+        parts = self.parts or [Suffix(), Recycling()]
+        return [source for part in parts for source in part.sources(context)]

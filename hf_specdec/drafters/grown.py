@@ -1,0 +1,104 @@
+"""Drafters that ask cheap sources for the next token and grow the tree that pays best."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from hf_specdec.costs import row_cost
+from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.settings import require_whole
+from hf_specdec.errors import ArgumentError
+from hf_specdec.sources.base import Source
+from hf_specdec.sources.growing import Acceptance, GrownRow, Pace, grow
+from hf_specdec.tree import DraftTree
+
+
+@dataclass
+class GrownDrafter(Drafter):
+    """Base of the strategies that draw on sources; a subclass says which.
+
+    Every guess of a source has an acceptance that is measured while it is used, also when it was not drafted. The tree
+    holds the guesses that are likely enough to pay for their time, and none at all while none is: then the text comes
+    as fast as by plain decoding, and drafting goes on when the sources have become right again.
+
+    Args:
+        nodes: number of guesses a round at most.
+        depth: length of a guessed continuation at most.
+        node_cost: time of one more node in the target's forward as a share of a forward of one node; measured once for
+            a model by default. 0 fills every tree to `nodes`.
+    """
+
+    nodes: int = 24
+    depth: int = 20
+    node_cost: float | None = None
+
+    _sources: list[Source] = field(init=False, repr=False, compare=False)
+    _context: DraftContext = field(init=False, repr=False, compare=False)
+    _acceptance: Acceptance = field(init=False, repr=False, compare=False)
+    _paces: list[Pace] = field(init=False, repr=False, compare=False)
+    _grown: Sequence[GrownRow | None] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_whole(self, "nodes", "depth")
+        cost = self.node_cost
+        if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= 1):
+            raise ArgumentError(f"{self.name}(node_cost={cost!r}) must be a number from 0 to 1")
+
+    @abstractmethod
+    def sources(self, context: DraftContext) -> list[Source]:
+        """The sources of one call."""
+
+    def begin(self, context: DraftContext) -> Self:
+        """Make the sources and measure what nodes cost."""
+        drafter = super().begin(context)
+        drafter._sources = self.sources(context)
+        drafter._context = context
+        drafter._acceptance = Acceptance()
+        cost = row_cost(context.target) if self.node_cost is None else self.node_cost
+        rows = context.batch_size
+        # A forward of B rows and one node each costs 1 + cost * (B - 1); a node of one row earns for that row alone.
+        drafter._paces = [Pace(cost * rows / (1.0 + cost * (rows - 1))) for _ in range(rows)]
+        drafter._grown = [None] * rows
+        return drafter
+
+    def propose(self, context: DraftContext) -> DraftTree:
+        """Grow each row's tree."""
+        grown = [self._grow(context, row) for row in range(context.batch_size)]
+        self._grown = grown
+        return DraftTree([row.tokens for row in grown], [row.parents for row in grown])
+
+    def _grow(self, context: DraftContext, row: int) -> GrownRow:
+        pace = self._paces[row]
+        grown = grow(
+            self._sources,
+            row,
+            context.texts[row],
+            self._acceptance,
+            max_nodes=self.nodes,
+            max_depth=min(self.depth, context.budgets[row]),
+            least_score=pace.least_score,
+        )
+        if not pace.pays(grown.scores):
+            grown.cut()
+        return grown
+
+    def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
+        """Give the guesses their outcome, and the sources the target's scores."""
+        for source in self._sources:
+            source.observe(tree, outputs.logits)
+        for row, (grown, path) in enumerate(zip(self._grown, accepted, strict=True)):
+            if grown is not None and path:
+                text = self._context.texts[row]
+                grown.learn(path, text[len(text) - len(path) :], self._acceptance)
+                self._paces[row].observe(len(grown.tokens) - 1, len(path))
+
+    def finish(self, context: DraftContext) -> None:
+        """Hand the outputs to the sources."""
+        outputs = [
+            text[len(text) - length :] for text, length in zip(context.texts, context.num_generated, strict=True)
+        ]
+        for source in self._sources:
+            source.finish(outputs)

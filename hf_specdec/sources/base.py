@@ -1,0 +1,49 @@
+"""What a source is: something that costs microseconds and has an opinion about the next token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hf_specdec.tree import DraftTree
+
+
+class Guess(NamedTuple):
+    """One opinion about the token that follows.
+
+    Attributes:
+        token: its id.
+        kind: what the opinion rests on. Guesses of one kind are expected to come true equally often, and how often
+            they do is measured while they are used.
+        prior: how often guesses of this kind come true as far as is known beforehand, in (0, 1).
+        state: where the source stands if the guess is right; what its `guesses` takes.
+    """
+
+    token: int
+    kind: Hashable
+    prior: float
+    state: Any
+
+
+class Source(ABC):
+    """Serves one call of `generate`, all its rows."""
+
+    @abstractmethod
+    def start(self, row: int, text: Sequence[int]) -> Any | None:
+        """Where the source stands after the text of a row, or None if it knows nothing.
+
+        Called once a round; `text` is the text of the last call with more tokens at its end.
+        """
+
+    @abstractmethod
+    def guesses(self, state: Any) -> Sequence[Guess]:
+        """What may follow there: a few different tokens."""
+
+    def observe(self, tree: DraftTree, logits: Tensor) -> None:  # noqa: B027
+        """Learn from a verified tree and the target's raw logits for its nodes, `[B, n, V]`."""
+
+    def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: B027
+        """The call has ended well with these outputs, one a row."""

@@ -1,0 +1,184 @@
+"""What the target said after each token, whatever stood in front: a table that recycles the scores of every node.
+
+After Token Recycling (Luo et al. 2024), which keeps the latest successors of a token; here they are averaged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from os import PathLike
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_specdec.errors import ArgumentError
+from hf_specdec.sources.base import Guess, Source
+from hf_specdec.tree import DraftTree
+
+_FORMAT = "hf_specdec successor table 1"
+_LEAST_STEP = 0.1  # of an average that has seen much
+_WEIGHT_CLASSES = 8
+_MANY = 4  # observations after which a row of the table counts as known
+# How far the weights of a row seen once, a few times, and often can be believed beforehand.
+_BELIEFS = (0.35, 0.55, 0.6)
+
+
+class SuccessorTable:
+    """For each token the tokens that the target found likeliest to follow it, with their average probability.
+
+    Lives as long as its owner: give one table to several calls (`Recycling(table=...)`, `Auto`) and it goes on
+    learning. `fill` asks the model about every token once, so that nothing is unknown in the first call.
+
+    Memory: 8 bytes for each token of the vocabulary and successor, 3 MB for 49,152 tokens.
+
+    Args:
+        vocab_size: V, that of the target.
+        num_successors: successors kept for each token.
+
+    Raises:
+        ArgumentError: a number below 1, or more successors than tokens.
+    """
+
+    def __init__(self, vocab_size: int, num_successors: int = 8) -> None:
+        for name, value in (("vocab_size", vocab_size), ("num_successors", num_successors)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ArgumentError(f"SuccessorTable({name}={value!r}) must be a whole number of at least 1")
+        if num_successors > vocab_size:
+            raise ArgumentError(
+                f"SuccessorTable(num_successors={num_successors}) must not exceed vocab_size={vocab_size}"
+            )
+        self.vocab_size = vocab_size
+        self.num_successors = num_successors
+        self._lock = threading.Lock()
+        self._tokens = np.zeros((vocab_size, num_successors), dtype=np.int32)
+        self._weights = np.zeros((vocab_size, num_successors), dtype=np.float32)
+        self._seen = np.zeros(vocab_size, dtype=np.int32)
+
+    def __len__(self) -> int:
+        """Number of tokens whose successors are known."""
+        return int((self._seen > 0).sum())
+
+    def successors(self, token: int) -> tuple[int, list[tuple[int, float]]]:
+        """How often a token was seen, and its successors with their average probability, likeliest first."""
+        with self._lock:
+            pairs = zip(self._tokens[token].tolist(), self._weights[token].tolist(), strict=True)
+            return int(self._seen[token]), [pair for pair in pairs if pair[1] > 0]
+
+    def observe(self, tokens: Sequence[int], logits: Tensor) -> None:
+        """Average in what the target said after some tokens.
+
+        Args:
+            tokens: m ids.
+            logits: its raw logits for the tokens that follow, `[m, V]`.
+        """
+        top = logits[:, : self.vocab_size].topk(self.num_successors, dim=-1)
+        weights = top.values.float().softmax(-1)  # of the likeliest alone: as good a measure, and no pass over V
+        self._average(np.asarray(tokens), top.indices.cpu().numpy().astype(np.int32), weights.cpu().numpy())
+
+    def _average(
+        self, tokens: NDArray[np.int64], new_tokens: NDArray[np.int32], new_weights: NDArray[np.float32]
+    ) -> None:
+        with self._lock:
+            step = np.maximum(1.0 / (self._seen[tokens] + 1.0), _LEAST_STEP)[:, None].astype(np.float32)
+            old_tokens, old_weights = self._tokens[tokens], self._weights[tokens] * (1.0 - step)
+            new_weights = (new_weights * step).astype(np.float32)
+            same = (old_tokens[:, :, None] == new_tokens[:, None, :]) & (old_weights[:, :, None] > 0)
+            old_weights = old_weights + (same * new_weights[:, None, :]).sum(-1)
+            new_weights = np.where(same.any(1), 0.0, new_weights)
+            both_tokens = np.concatenate([old_tokens, new_tokens], axis=1)
+            both_weights = np.concatenate([old_weights, new_weights], axis=1)
+            order = np.argsort(-both_weights, axis=1, kind="stable")[:, : self.num_successors]
+            self._tokens[tokens] = np.take_along_axis(both_tokens, order, axis=1)
+            self._weights[tokens] = np.take_along_axis(both_weights, order, axis=1)
+            self._seen[tokens] += 1
+
+    @torch.no_grad()
+    def fill(self, model: PreTrainedModel, batch_size: int = 256) -> None:
+        """Ask a model what follows each token right after the start of a text, for tokens that were never seen.
+
+        One forward of two tokens for each entry of the vocabulary: about half a minute for SmolLM2-135M on two cores.
+
+        Raises:
+            ArgumentError: the model's vocabulary has another size.
+        """
+        check_vocab_size(self, model)
+        unseen = torch.from_numpy(np.flatnonzero(self._seen == 0))
+        start = model.config.bos_token_id
+        for tokens in torch.split(unseen, batch_size):
+            ids = tokens[:, None].to(model.device)
+            if start is not None:
+                ids = torch.cat([torch.full_like(ids, start), ids], dim=1)
+            self.observe(tokens.tolist(), model(input_ids=ids, use_cache=False).logits[:, -1])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the table as a safetensors file."""
+        with self._lock:
+            tensors = {
+                name: torch.from_numpy(one.copy())
+                for name, one in (("tokens", self._tokens), ("weights", self._weights), ("seen", self._seen))
+            }
+        save_file(tensors, path, {"format": _FORMAT})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> SuccessorTable:
+        """Read what `save` wrote.
+
+        Raises:
+            ArgumentError: the file is missing or holds something else.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("format") != _FORMAT:
+                    raise ArgumentError(f"{str(path)!r} is not a successor table of this version")
+                tokens, weights, seen = (file.get_tensor(name).numpy() for name in ("tokens", "weights", "seen"))
+        except (OSError, SafetensorError) as error:
+            raise ArgumentError(f"cannot read the successor table {str(path)!r}: {error}") from error
+        table = cls(*tokens.shape)
+        table._tokens, table._weights, table._seen = tokens.copy(), weights.copy(), seen.copy()
+        return table
+
+
+def check_vocab_size(table: SuccessorTable, target: PreTrainedModel) -> None:
+    """Check that a table was made for a target.
+
+    Raises:
+        ArgumentError: with both sizes.
+    """
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    if table.vocab_size != vocab_size:
+        raise ArgumentError(
+            f"the successor table was made for {table.vocab_size} tokens, but the target has {vocab_size}; "
+            f"use SuccessorTable(vocab_size={vocab_size})"
+        )
+
+
+class Successors(Source):
+    """The table as a source: it stands at a token and looks at nothing else."""
+
+    def __init__(self, table: SuccessorTable) -> None:
+        self._table = table
+
+    def start(self, row: int, text: Sequence[int]) -> int:
+        """The last token."""
+        return text[-1]
+
+    def guesses(self, state: int) -> list[Guess]:
+        """Its successors."""
+        seen, successors = self._table.successors(state)
+        seen_class = min(max(seen - 1, 0), 1) + (seen >= _MANY)
+        guesses = []
+        for rank, (token, weight) in enumerate(successors):
+            kind = ("successors", seen_class, int(weight * _WEIGHT_CLASSES), rank == 0)
+            guesses.append(Guess(token, kind, max(_BELIEFS[seen_class] * weight, 0.005), token))
+        return guesses
+
+    def observe(self, tree: DraftTree, logits: Tensor) -> None:
+        """Learn from all nodes, accepted or not."""
+        for tokens, row_logits in zip(tree.tokens, logits, strict=True):
+            self._table.observe(tokens, row_logits[: len(tokens)])
