@@ -8,15 +8,17 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from hf_specdec import Auto, Drafter, Recycling, SuccessorTable, Suffix, SuffixStore
 from hf_specdec.bench import (
     DEFAULT_ARMS,
     BatchRow,
@@ -24,6 +26,7 @@ from hf_specdec.bench import (
     MemoryTask,
     Results,
     Setup,
+    check_arms,
     collect_provenance,
     measure_batch,
     measure_memory,
@@ -31,6 +34,7 @@ from hf_specdec.bench import (
     read_prompts,
     report,
     select_prompts,
+    split_arms,
     write_results,
 )
 from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft
@@ -38,6 +42,7 @@ from hf_specdec.errors import SpecDecError
 
 HERE = Path(__file__).parent
 BATCH_ROWS = 8
+FILLED = "auto_filled"
 
 
 def run(
@@ -65,9 +70,16 @@ def run(
     target = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     draft = make_layer_draft(target, draft_layers) if draft_layers else None
-    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed)
+    table = SuccessorTable(target.config.get_text_config(decoder=True).vocab_size)
+    kept = kept_strategies(table)
+    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed, kept)
     chosen = select_prompts(read_prompts(prompts), tokenizer, per_task=num_prompts, max_tokens=max_prompt_tokens)
-    names = arms.split(",")
+    names = split_arms(arms)
+    check_arms(names, setup)
+    preparation = {}
+    if FILLED in names:
+        preparation[f"the table of {FILLED} was filled"] = seconds = fill(table, target)
+        console.print(f"Filled the table of {FILLED} in {seconds:.1f} s", highlight=False)
 
     speed = []
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
@@ -76,8 +88,10 @@ def run(
             speed.append(row)
             bar.update(task, completed=len({(row.task, row.prompt_id) for row in speed}))
 
+    # What was kept holds the answers by now, so these arms would not be measured but asked what they have seen.
+    fresh = [arm for arm in names if arm not in kept]
     # Stock prompt lookup and stock assisted generation refuse batches.
-    batchable = [arm for arm in names if not arm.startswith("stock_")]
+    batchable = [arm for arm in fresh if not arm.startswith("stock_")]
     batch_rows: list[BatchRow] = []
     if batch:
         texts = [prompt.text for prompt in chosen[:BATCH_ROWS]]
@@ -85,7 +99,7 @@ def run(
     memory_rows: list[MemoryRow] = []
     if memory:
         shared = {"draft_layers": draft_layers, "draft_tokens": draft_tokens, "dtype": dtype, "device": device}
-        memory_rows = measure_memory([MemoryTask(folder, arm, seed=seed, **shared) for arm in names])
+        memory_rows = measure_memory([MemoryTask(folder, arm, seed=seed, **shared) for arm in fresh])
 
     results = Results(
         collect_provenance(
@@ -94,6 +108,7 @@ def run(
             draft=f"the first {draft_layers} layers of the target, untrained" if draft else None,
             seed=seed,
             command=shlex.join(["python", "evals/speed/run.py", *map(without_folder, sys.argv[1:])]),
+            preparation_seconds=preparation,
         ),
         speed,
         batch_rows,
@@ -103,6 +118,30 @@ def run(
     tables = output.with_suffix(".md")
     tables.write_text(report(results), encoding="utf-8")
     console.print(report(results), markup=False, highlight=False, soft_wrap=True)
+
+
+def kept_strategies(table_filled: SuccessorTable) -> dict[str, Drafter]:
+    """Arms whose store or table outlives a prompt, as in a service that keeps its strategy object."""
+
+    def empty() -> SuccessorTable:
+        return SuccessorTable(table_filled.vocab_size)
+
+    def both(table: SuccessorTable) -> Auto:
+        return Auto(parts=[Suffix(store=SuffixStore()), Recycling(table=table)])
+
+    return {
+        "suffix_kept": Suffix(store=SuffixStore()),
+        "recycling_kept": Recycling(table=empty()),
+        "auto_kept": both(empty()),
+        FILLED: both(table_filled),
+    }
+
+
+def fill(table: SuccessorTable, model: PreTrainedModel) -> float:
+    """Ask the model about every token of its vocabulary; returns the seconds it took."""
+    started = perf_counter()
+    table.fill(model)
+    return perf_counter() - started
 
 
 def without_folder(argument: str) -> str:

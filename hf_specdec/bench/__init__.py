@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from hf_specdec.bench.arms import DEFAULT_ARMS, Setup, arm_names, run_arm
+from hf_specdec.bench.arms import (
+    DEFAULT_ARMS,
+    ArmOutput,
+    Setup,
+    check_arms,
+    run_arm,
+    split_arms,
+    with_settings,
+)
 from hf_specdec.bench.batch import measure_batch
 from hf_specdec.bench.clock import ForwardClock
 from hf_specdec.bench.difference import first_difference, score_gap
@@ -21,6 +29,7 @@ from hf_specdec.bench.tables import Summary, report, summarize
 
 __all__ = [
     "DEFAULT_ARMS",
+    "ArmOutput",
     "BatchRow",
     "ForwardClock",
     "MemoryRow",
@@ -31,7 +40,7 @@ __all__ = [
     "Setup",
     "SpeedRow",
     "Summary",
-    "arm_names",
+    "check_arms",
     "collect_provenance",
     "device_name",
     "encode_prompt",
@@ -46,7 +55,9 @@ __all__ = [
     "run_arm",
     "score_gap",
     "select_prompts",
+    "split_arms",
     "summarize",
     "usable_cores",
+    "with_settings",
     "write_results",
 ]

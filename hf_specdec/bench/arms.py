@@ -1,18 +1,22 @@
-"""The methods that are compared: stock generation in three forms, and every registered strategy."""
+"""The methods that are compared: stock generation in three forms, registered strategies, objects of the caller."""
 
 from __future__ import annotations
 
+import ast
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
 from hf_specdec.registry import create_drafter
 
@@ -28,65 +32,108 @@ _STOCK_LOOKUP_TOKENS = 10
 
 @dataclass(frozen=True)
 class Setup:
-    """What all arms of one run share."""
+    """What all arms of one run share.
+
+    Attributes:
+        model: the target.
+        draft: the draft model of the arms that need one.
+        draft_tokens: tokens of each drafted chain.
+        max_new_tokens: tokens to generate at most.
+        seed: of everything random.
+        strategies: further arms by name. Their objects serve all prompts of a run, so what an object keeps from call
+            to call (a store, a table) it has learned from the earlier prompts.
+    """
 
     model: PreTrainedModel
     draft: PreTrainedModel | None
     draft_tokens: int
     max_new_tokens: int
     seed: int = 0
+    strategies: Mapping[str, Drafter] = dataclasses.field(default_factory=dict)
 
 
-def arm_names() -> list[str]:
-    """Every arm: the three stock ones, then the registered strategies."""
-    return [*_STOCK_ARMS, *hf_specdec.drafter_names()]
+class ArmOutput(NamedTuple):
+    """What an arm generated."""
+
+    tokens: torch.Tensor
+    """The new tokens, int64 `[rows, new tokens]`."""
+    draft_seconds: float | None
+    """Time in drafting; None for stock arms, which do not say."""
 
 
-def check_arms(arms: Sequence[str], *, has_draft: bool) -> None:
-    """Refuse arms that cannot run.
+def split_arms(text: str) -> list[str]:
+    """The arms in a list separated by commas; commas within brackets belong to a setting."""
+    return re.split(r",(?![^(\[]*[)\]])", text)
+
+
+def with_settings(drafter: Drafter, settings: Mapping[str, Any]) -> Drafter:
+    """A drafter like `drafter` with some settings changed.
 
     Raises:
-        ArgumentError: an unknown name, or an arm with a draft model where there is none.
+        ArgumentError: a setting that it does not have, or a wrong value.
+    """
+    known: list[str] = []
+    if dataclasses.is_dataclass(drafter):
+        known = [field.name for field in dataclasses.fields(drafter) if field.init]
+    for name in settings:
+        if name not in known:
+            raise ArgumentError(
+                f"strategy {drafter.name} has no setting {name!r}; it has: {', '.join(known) or 'none'}"
+            )
+    return dataclasses.replace(drafter, **settings) if settings else drafter  # type: ignore[type-var]
+
+
+def check_arms(arms: Sequence[str], setup: Setup) -> None:
+    """Refuse arms that cannot run, before any of them does.
+
+    Raises:
+        ArgumentError: an unknown name, a setting that is unknown or wrong, or an arm with a draft model where there
+            is none.
+        SpecDecError: a strategy that does not fit the target.
     """
     for arm in arms:
-        if arm not in arm_names():
-            raise ArgumentError(f"arm {arm!r} is unknown; known arms: {', '.join(arm_names())}")
-        if not has_draft and _needs_draft(arm):
+        drafter = _drafter(arm, setup)
+        if setup.draft is None and _needs_draft(arm, drafter):
             raise ArgumentError(f"arm {arm!r} needs a draft model")
+        if drafter is not None:
+            drafter.check(setup.model)
 
 
-def run_arm(arm: str, setup: Setup, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+def run_arm(arm: str, setup: Setup, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> ArmOutput:
     """Generate greedily.
 
     Args:
-        arm: one of `arm_names()`.
+        arm: a stock arm, a name in `setup.strategies`, or a registered strategy, which may have settings:
+            `lookahead:window=7:ngram=4`.
         setup: the models and limits of the run.
         input_ids: int64 [rows, length], left-padded.
         attention_mask: int64 [rows, length].
-
-    Returns:
-        The new tokens, int64 [rows, new tokens].
     """
     arguments: dict[str, Any] = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "do_sample": False,
         "max_new_tokens": setup.max_new_tokens,
+        # For all arms alike: strategies give their statistics with it, and it costs each of them the same.
+        "return_dict_in_generate": True,
     }
+    drafter = _drafter(arm, setup)
     if arm == STOCK_PROMPT_LOOKUP:
         arguments["prompt_lookup_num_tokens"] = _STOCK_LOOKUP_TOKENS
-    elif arm not in _STOCK_ARMS:
-        arguments |= {"strategy": arm, "seed": setup.seed}
+    elif drafter is not None:
+        arguments |= {"strategy": drafter, "seed": setup.seed}
     stock: Callable[..., Any] = setup.model.generate  # type: ignore[assignment]
-    generate = stock if arm in _STOCK_ARMS else partial(hf_specdec.generate, setup.model)
-    if not _needs_draft(arm):
-        text = generate(**arguments)
+    generate: Callable[..., Any] = stock if drafter is None else partial(hf_specdec.generate, setup.model)
+    if not _needs_draft(arm, drafter):
+        output = generate(**arguments)
     elif setup.draft is None:
         raise ArgumentError(f"arm {arm!r} needs a draft model")
     else:
         with constant_draft_length(setup.draft, setup.draft_tokens):
-            text = generate(**arguments, assistant_model=setup.draft)
-    return torch.as_tensor(text)[:, input_ids.shape[1] :]
+            output = generate(**arguments, assistant_model=setup.draft)
+    return ArmOutput(
+        output.sequences[:, input_ids.shape[1] :], None if drafter is None else output.speculation.seconds_draft
+    )
 
 
 @contextmanager
@@ -108,5 +155,28 @@ def constant_draft_length(draft: PreTrainedModel, tokens: int) -> Iterator[None]
         draft.generation_config = kept
 
 
-def _needs_draft(arm: str) -> bool:
-    return arm == STOCK_ASSISTED or (arm not in _STOCK_ARMS and create_drafter(arm).needs_draft_model)
+def _drafter(arm: str, setup: Setup) -> Drafter | None:
+    """The strategy of an arm; None for stock arms."""
+    if arm in _STOCK_ARMS:
+        return None
+    if arm in setup.strategies:
+        return setup.strategies[arm]
+    name, *settings = arm.split(":")
+    if name not in hf_specdec.drafter_names():
+        known = [*_STOCK_ARMS, *setup.strategies, *hf_specdec.drafter_names()]
+        raise ArgumentError(f"arm {arm!r} is unknown; known arms: {', '.join(known)}")
+    return with_settings(create_drafter(name), dict(_setting(arm, part) for part in settings))
+
+
+def _setting(arm: str, text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError) as error:
+        raise ArgumentError(
+            f"arm {arm!r}: {text!r} is not of the form name=value, with a number or another Python literal as value"
+        ) from error
+
+
+def _needs_draft(arm: str, drafter: Drafter | None) -> bool:
+    return arm == STOCK_ASSISTED if drafter is None else drafter.needs_draft_model

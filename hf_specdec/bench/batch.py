@@ -28,7 +28,7 @@ def measure_batch(
     Raises:
         ArgumentError: an arm that cannot run.
     """
-    check_arms(arms, has_draft=setup.draft is not None)
+    check_arms(arms, setup)
     refused = [arm for arm in arms if arm.startswith("stock_")]
     if refused:
         raise ArgumentError(f"arm {refused[0]!r} runs at batch size 1 only")
@@ -94,6 +94,6 @@ def _left_pad(encoded: Sequence[torch.Tensor], padding: int) -> tuple[torch.Tens
 def _timed(arm: str, setup: Setup, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, float]:
     synchronize(setup.model.device)
     started = perf_counter()
-    tokens = run_arm(arm, setup, input_ids, mask)
+    tokens = run_arm(arm, setup, input_ids, mask).tokens
     synchronize(setup.model.device)
     return tokens, perf_counter() - started

@@ -34,7 +34,7 @@ def probe(task: MemoryTask) -> MemoryRow:
         loaded = torch.cuda.memory_allocated(device)
     else:
         loaded = _forget_peak()
-    new_tokens = run_arm(task.arm, setup, prompt, torch.ones_like(prompt))
+    new_tokens = run_arm(task.arm, setup, prompt, torch.ones_like(prompt)).tokens
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_resident_bytes()
     return MemoryRow(
         arm=task.arm,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,9 +32,19 @@ class Provenance:
     seed: int
     date: str
     command: str
+    # What arms did before the first prompt, in words, and the seconds it took; not part of their rows.
+    preparation_seconds: dict[str, float] = field(default_factory=dict)
 
 
-def collect_provenance(model: PreTrainedModel, *, name: str, draft: str | None, seed: int, command: str) -> Provenance:
+def collect_provenance(
+    model: PreTrainedModel,
+    *,
+    name: str,
+    draft: str | None,
+    seed: int,
+    command: str,
+    preparation_seconds: Mapping[str, float] | None = None,
+) -> Provenance:
     """Describe this process and `model`; `name` and `draft` say in words which models were measured."""
     return Provenance(
         model=name,
@@ -47,6 +58,7 @@ def collect_provenance(model: PreTrainedModel, *, name: str, draft: str | None, 
         seed=seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
+        preparation_seconds=dict(preparation_seconds or {}),
     )
 
 

@@ -28,6 +28,8 @@ class SpeedRow:
     # First index at which the text differs from stock plain generation, and the gap of the scores there.
     first_difference: int | None
     score_gap: float | None
+    # Time in the strategy's own code and its draft model; None for stock arms and in files older than this field.
+    draft_seconds: float | None = None
 
     @property
     def identical(self) -> bool:
@@ -48,6 +50,11 @@ class SpeedRow:
     def host_share(self) -> float:
         """Share of the wall clock that was spent outside every forward, 0 to 1."""
         return 1.0 - self.forward_seconds / self.seconds
+
+    @property
+    def draft_share(self) -> float | None:
+        """Share of the wall clock that was spent in drafting, 0 to 1; None where it is not known."""
+        return None if self.draft_seconds is None else self.draft_seconds / self.seconds
 
 
 @dataclass(frozen=True)

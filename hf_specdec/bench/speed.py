@@ -23,6 +23,7 @@ class _Measured:
     tokens: list[int]
     seconds: float
     clock: ForwardClock
+    draft_seconds: float | None
 
 
 def measure_speed(
@@ -32,18 +33,20 @@ def measure_speed(
 
     All arms run on a prompt before the next prompt comes, so that a machine which slows down slows all of them, and
     their order turns by one with each prompt. Stock plain generation always runs: the others are compared with it.
-    Before the first prompt each arm generates a few tokens that are not counted.
+    Before the first prompt each arm generates a few tokens that are not counted, after that prompt read backwards, so
+    that an arm which remembers has not seen it when its turn comes.
 
     Raises:
-        ArgumentError: an unknown arm, or one with a draft model where there is none.
+        ArgumentError: an arm that cannot run.
     """
     arms = list(dict.fromkeys([STOCK, *arms]))
-    check_arms(arms, has_draft=setup.draft is not None)
+    check_arms(arms, setup)
     for index, prompt in enumerate(prompts):
         input_ids = encode_prompt(tokenizer, prompt.text).to(setup.model.device)
         if index == 0:
             for arm in arms:
-                _measure(arm, replace(setup, max_new_tokens=min(_WARM_UP_TOKENS, setup.max_new_tokens)), input_ids)
+                warm_up = replace(setup, max_new_tokens=min(_WARM_UP_TOKENS, setup.max_new_tokens))
+                _measure(arm, warm_up, input_ids.flip(1))
         turn = index % len(arms)
         measured = {arm: _measure(arm, setup, input_ids) for arm in [*arms[turn:], *arms[:turn]]}
         reference = measured[STOCK].tokens
@@ -61,6 +64,7 @@ def measure_speed(
                 draft_forwards=one.clock.draft_forwards,
                 first_difference=first_difference(reference, one.tokens),
                 score_gap=score_gap(setup.model, input_ids, reference, one.tokens),
+                draft_seconds=one.draft_seconds,
             )
 
 
@@ -69,7 +73,7 @@ def _measure(arm: str, setup: Setup, input_ids: torch.Tensor) -> _Measured:
     with ForwardClock(setup.model, setup.draft) as clock:
         synchronize(setup.model.device)
         started = perf_counter()
-        new_tokens = run_arm(arm, setup, input_ids, torch.ones_like(input_ids))
+        output = run_arm(arm, setup, input_ids, torch.ones_like(input_ids))
         synchronize(setup.model.device)
         seconds = perf_counter() - started
-    return _Measured(new_tokens[0].tolist(), seconds, clock)
+    return _Measured(output.tokens[0].tolist(), seconds, clock, output.draft_seconds)

@@ -19,6 +19,7 @@ class Summary:
     """Medians over the prompts of one task (or of all: `OVERALL`) for one arm.
 
     The ratios are medians of per-prompt ratios of tokens per second; None where the arm compared with was not run.
+    The share of drafting is None where no row knows it.
     """
 
     task: str
@@ -27,6 +28,7 @@ class Summary:
     tokens_per_second: float
     tokens_per_forward: float
     host_share: float
+    draft_share: float | None
     identical: int
     ratio_to_stock: float | None
     ratio_to_stock_prompt_lookup: float | None
@@ -39,8 +41,7 @@ def summarize(rows: Sequence[SpeedRow]) -> list[Summary]:
 
     def ratio(chosen: list[SpeedRow], base: str) -> float | None:
         pairs = [(row, by_key.get((row.prompt_id, row.task, base))) for row in chosen]
-        ratios = [row.tokens_per_second / other.tokens_per_second for row, other in pairs if other is not None]
-        return median(ratios) if ratios else None
+        return _median(row.tokens_per_second / other.tokens_per_second for row, other in pairs if other is not None)
 
     summaries = []
     for task in [*_unique(row.task for row in rows), OVERALL]:
@@ -56,6 +57,7 @@ def summarize(rows: Sequence[SpeedRow]) -> list[Summary]:
                     tokens_per_second=median(row.tokens_per_second for row in chosen),
                     tokens_per_forward=median(row.tokens_per_forward for row in chosen),
                     host_share=median(row.host_share for row in chosen),
+                    draft_share=_median(row.draft_share for row in chosen),
                     identical=sum(row.identical for row in chosen),
                     ratio_to_stock=ratio(chosen, STOCK),
                     ratio_to_stock_prompt_lookup=ratio(chosen, STOCK_PROMPT_LOOKUP),
@@ -75,6 +77,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> str:
         "to stock assisted",
         "tokens per forward",
         "host share",
+        "drafting",
         "identical",
     ]
     lines = [
@@ -86,6 +89,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> str:
             _ratio(summary.ratio_to_stock_assisted),
             f"{summary.tokens_per_forward:.2f}",
             f"{summary.host_share:.0%}",
+            _share(summary.draft_share),
             f"{summary.identical}/{summary.prompts}",
         ]
         for summary in summarize(rows)
@@ -94,15 +98,42 @@ def speed_table(rows: Sequence[SpeedRow]) -> str:
     return markdown_table(header, lines)
 
 
+def total_table(rows: Sequence[SpeedRow]) -> str:
+    """Sums over all prompts, one line for each arm. Long texts count for more here, and outliers count at all."""
+    stock = [row for row in rows if row.arm == STOCK]
+    lines = []
+    for arm in _unique(row.arm for row in rows):
+        chosen = [row for row in rows if row.arm == arm]
+        seconds = sum(row.seconds for row in chosen)
+        draft_seconds = [row.draft_seconds for row in chosen if row.draft_seconds is not None]
+        lines.append(
+            [
+                arm,
+                str(sum(row.new_tokens for row in chosen)),
+                f"{seconds:.1f}",
+                _ratio(_seconds_per_token(stock) / _seconds_per_token(chosen) if stock else None),
+                f"{sum(row.new_tokens for row in chosen) / sum(row.target_forwards for row in chosen):.2f}",
+                f"{1.0 - sum(row.forward_seconds for row in chosen) / seconds:.0%}",
+                _share(sum(draft_seconds) / seconds if len(draft_seconds) == len(chosen) else None),
+            ]
+        )
+    header = ["arm", "tokens", "seconds", "to stock", "tokens per forward", "host share", "drafting"]
+    return markdown_table(header, lines)
+
+
 def task_table(rows: Sequence[SpeedRow]) -> str:
-    """Ratio of tokens per second to stock plain generation, then tokens per forward: arms by tasks."""
+    """Ratio of tokens per second to stock plain generation, then tokens per forward: arms by tasks; the worst task."""
     summaries = {(summary.task, summary.arm): summary for summary in summarize(rows)}
     tasks = _unique(task for task, _ in summaries)
     lines = []
     for arm in _unique(arm for _, arm in summaries):
         cells = [summaries.get((task, arm)) for task in tasks]
-        lines.append([arm, *(_task_cell(cell) for cell in cells)])
-    return markdown_table(["arm", *tasks], lines)
+        worst = min(
+            (cell.ratio_to_stock for cell in cells[:-1] if cell is not None and cell.ratio_to_stock is not None),
+            default=None,
+        )
+        lines.append([arm, *(_task_cell(cell) for cell in cells), _ratio(worst)])
+    return markdown_table(["arm", *tasks, "worst task"], lines)
 
 
 def difference_table(rows: Sequence[SpeedRow]) -> str:
@@ -150,6 +181,7 @@ def memory_table(rows: Sequence[MemoryRow]) -> str:
 def provenance_lines(provenance: Provenance) -> str:
     """What was measured and where, as a Markdown list."""
     versions = ", ".join(f"{name} {number}" for name, number in provenance.versions.items())
+    preparation = provenance.preparation_seconds.items()
     return "\n".join(
         [
             f"- model: {provenance.model}, {provenance.dtype}, attention {provenance.attention}",
@@ -158,6 +190,7 @@ def provenance_lines(provenance: Provenance) -> str:
             f"- versions: {versions}",
             f"- seed {provenance.seed}, {provenance.date}",
             f"- command: `{provenance.command}`",
+            *(f"- before the first prompt: {what}, {took:.1f} s" for what, took in preparation),
         ]
     )
 
@@ -169,6 +202,8 @@ def report(results: Results) -> str:
         parts += [
             "Medians over all prompts; the ratios are medians of per-prompt ratios of tokens per second.",
             speed_table(results.speed),
+            "Totals: all tokens, all seconds, all forwards; the ratio is stock's seconds per token over the arm's.",
+            total_table(results.speed),
             "Ratio to stock plain generation by task, with tokens per forward in brackets.",
             task_table(results.speed),
         ]
@@ -191,6 +226,19 @@ def _task_cell(summary: Summary | None) -> str:
     if summary is None:
         return _MISSING
     return f"{_ratio(summary.ratio_to_stock)} ({summary.tokens_per_forward:.2f})"
+
+
+def _seconds_per_token(rows: Sequence[SpeedRow]) -> float:
+    return sum(row.seconds for row in rows) / sum(row.new_tokens for row in rows)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _share(value: float | None) -> str:
+    return _optional(lambda number: f"{number:.1%}", value)
 
 
 def _optional(form: Callable[[float], str], value: float | None) -> str:

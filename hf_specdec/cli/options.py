@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 import typer
 
+from hf_specdec.bench import with_settings
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
 from hf_specdec.registry import create_drafter
@@ -46,18 +46,9 @@ def build_strategy(name: str, arguments: str | None) -> Drafter:
         strategy = create_drafter(name)
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy") from error
-    if not arguments:
-        return strategy
-    known: list[str] = [field.name for field in fields(strategy) if field.init] if is_dataclass(strategy) else []
-    settings = parse_settings(arguments)
-    unknown = [setting for setting in settings if setting not in known]
-    if unknown:
-        raise typer.BadParameter(
-            f"strategy {name} has no setting {unknown[0]!r}; it has: {', '.join(known) or 'none'}",
-            param_hint="--strategy-args",
-        )
+    settings = parse_settings(arguments) if arguments else {}
     try:
-        return type(strategy)(**settings)
+        return with_settings(strategy, settings)
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--strategy-args") from error
 

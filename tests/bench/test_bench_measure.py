@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_specdec import ArgumentError
+from hf_specdec import (
+    ArgumentError,
+    DraftContext,
+    Lookahead,
+    PromptLookup,
+    Recycling,
+    SpecDecError,
+    SuccessorTable,
+    Suffix,
+    SuffixStore,
+)
 from hf_specdec.bench import (
     DEFAULT_ARMS,
     ForwardClock,
@@ -21,7 +33,7 @@ from hf_specdec.bench import (
     run_arm,
     score_gap,
 )
-from hf_specdec.bench.arms import constant_draft_length
+from hf_specdec.bench.arms import constant_draft_length, split_arms, with_settings
 from hf_specdec.bench.batch import trim
 from hf_specdec.bench.memory import MeasurementError
 from hf_specdec.demo_model import make_layer_draft
@@ -56,6 +68,11 @@ def test_every_arm_gives_a_row_for_every_prompt_and_the_same_text(
         assert 0 < row.forward_seconds < row.seconds
         assert 0 < row.host_share < 1
         assert (row.draft_forwards > 0) == (row.arm in ("stock_assisted", "assisted", "tree"))
+        if row.arm.startswith("stock"):
+            assert row.draft_share is None
+        else:
+            assert row.draft_share is not None
+            assert 0 < row.draft_share < 1
     stock = [row for row in rows if row.arm == "stock"]
     assert [row.target_forwards for row in stock] == [row.new_tokens for row in stock]
 
@@ -77,6 +94,84 @@ def test_an_arm_with_a_draft_needs_one(
 def test_an_unknown_arm_is_refused_with_the_known_ones(setup: Setup, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ArgumentError, match="known arms: stock, .*prompt_lookup"):
         next(measure_speed(setup, tiny_tokenizer, PROMPTS, ["magic"]))
+
+
+def test_settings_reach_the_strategy(setup: Setup) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8]])
+    nodes = []
+    handle = setup.model.register_forward_pre_hook(
+        lambda module, args, kwargs: nodes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    for window, widest in ((1, 3), (6, 13)):  # (window + guesses) * (ngram - 1) + 1
+        nodes.clear()
+        run_arm(f"lookahead:window={window}:ngram=2:guesses={widest - 1 - window}", setup, ids, torch.ones_like(ids))
+        # The self-test and the prompt come first.
+        assert window < max(nodes[-4:]) <= widest
+    handle.remove()
+
+
+def test_settings_are_changed_on_a_copy() -> None:
+    before = Lookahead(window=3)
+    after = with_settings(before, {"ngram": 5})
+    assert after == Lookahead(window=3, ngram=5)
+    assert before == Lookahead(window=3)
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("lookahead:colour=3", "no setting 'colour'; it has: window, ngram, guesses"),
+        ("lookahead:window=0", "window=0"),
+        ("lookahead:window=many", "'window=many' is not of the form name=value"),
+        ("lookahead:window", "'window' is not of the form name=value"),
+        ("none:nodes=3", "it has: none"),
+        ("magic:window=3", "known arms"),
+        ("stock:seed=3", "known arms"),
+        ("auto:parts=[]", "parts"),
+        ("of_another_model", "made for 7 tokens"),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_forward(
+    setup: Setup, tiny_tokenizer: PreTrainedTokenizerFast, arm: str, message: str
+) -> None:
+    setup.model.register_forward_pre_hook(lambda *_: pytest.fail("a forward ran"))
+    setup = replace(setup, strategies={"of_another_model": Recycling(table=SuccessorTable(7, 2))})
+    with pytest.raises(SpecDecError, match=re.escape(message)):
+        next(measure_speed(setup, tiny_tokenizer, PROMPTS, ["stock", arm]))
+
+
+def test_a_list_of_arms_is_split_outside_brackets() -> None:
+    text = "stock,early_exit:layers=(0, 2),lookahead:window=2:ngram=3,jacobi"
+    assert split_arms(text) == ["stock", "early_exit:layers=(0, 2)", "lookahead:window=2:ngram=3", "jacobi"]
+
+
+def test_what_a_strategy_of_the_caller_keeps_outlives_a_prompt(
+    setup: Setup, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    store, table = SuffixStore(), SuccessorTable(setup.model.config.vocab_size)
+    kept = {"suffix_kept": Suffix(store=store, node_cost=0), "recycling_kept": Recycling(table=table, node_cost=0)}
+    setup = replace(setup, strategies=kept, max_new_tokens=24)
+    again = [replace(PROMPTS[0], prompt_id=str(number)) for number in (1, 2)]
+    rows = list(measure_speed(setup, tiny_tokenizer, again, kept))
+    forwards = {(row.arm, row.prompt_id): row.target_forwards for row in rows}
+    assert all(row.identical for row in rows)
+    assert len(store) > 0
+    assert len(table) > 0
+    for arm in kept:
+        assert forwards[arm, "2"] < forwards[arm, "1"]
+
+
+def test_a_warm_up_does_not_show_the_first_prompt(setup: Setup, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    """Otherwise a strategy that remembers would know the beginning of the first answer."""
+    prompts: list[list[int]] = []
+
+    class Spy(PromptLookup):
+        def begin(self, context: DraftContext) -> Spy:
+            prompts.append(context.prompt[0].tolist())
+            return super().begin(context)
+
+    next(measure_speed(replace(setup, strategies={"spy": Spy()}), tiny_tokenizer, PROMPTS, ["spy"]))
+    assert prompts[0] == prompts[1][::-1] != prompts[1]
 
 
 def test_both_assisted_arms_draft_the_same_number_of_tokens(setup: Setup) -> None:
@@ -201,4 +296,5 @@ def test_provenance_describes_model_and_machine(model: PreTrainedModel) -> None:
     assert provenance.cores >= 1
     assert provenance.threads >= 1
     assert (provenance.seed, provenance.command) == (4, "python run.py")
+    assert provenance.preparation_seconds == {}
     assert provenance.date.endswith("+00:00")

@@ -39,6 +39,31 @@ def test_the_speed_script_stores_rows_and_tables(tiny_model_folder: Path, tmp_pa
     assert f"--model={tiny_model_folder.name}" in results.provenance.command
 
 
+def test_arms_that_remember_are_made_by_the_script(tiny_model_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "kept.jsonl"
+    arms = ["auto:nodes=4", "suffix_kept", "recycling_kept", "auto_kept", "auto_filled"]
+    finished = run_script(
+        f"--model={tiny_model_folder}",
+        "--dtype=float32",
+        "--num-prompts=1",
+        "--max-new-tokens=4",
+        f"--arms={','.join(arms)}",
+        "--draft-layers=0",
+        "--batch",
+        "--output",
+        str(output),
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "Filled the table" in finished.stdout
+    results = read_results(output)
+    assert len(results.speed) == 6 * 6
+    assert all(row.identical for row in results.speed)
+    # What was kept would know the answers of the batch.
+    assert [row.arm for row in results.batch] == ["auto:nodes=4"]
+    (seconds,) = results.provenance.preparation_seconds.values()
+    assert seconds > 0
+
+
 def test_a_wrong_arm_is_one_line(tiny_model_folder: Path, tmp_path: Path) -> None:
     finished = run_script(
         "--model", str(tiny_model_folder), "--draft-layers=0", "--arms=magic", "--output", str(tmp_path / "none.jsonl")

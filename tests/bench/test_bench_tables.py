@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,16 @@ from hf_specdec.bench import (
     summarize,
     write_results,
 )
-from hf_specdec.bench.tables import batch_table, difference_table, memory_table, speed_table, task_table
+from hf_specdec.bench.tables import (
+    batch_table,
+    difference_table,
+    memory_table,
+    speed_table,
+    task_table,
+    total_table,
+)
 
+STORED = Path(__file__).parents[2] / "evals" / "speed" / "results"
 PROVENANCE = Provenance(
     model="tiny",
     draft=None,
@@ -53,11 +62,11 @@ def row(task: str, prompt_id: str, arm: str, seconds: float, forwards: int, **ch
 
 ROWS = [
     row("qa", "1", "stock", 4.0, 12),
-    row("qa", "1", "tree", 1.0, 4),
+    row("qa", "1", "tree", 1.0, 4, draft_seconds=0.5),
     row("qa", "2", "stock", 6.0, 12),
-    row("qa", "2", "tree", 3.0, 6, first_difference=5, score_gap=0.0125),
+    row("qa", "2", "tree", 3.0, 6, draft_seconds=0.3, first_difference=5, score_gap=0.0125),
     row("rag", "3", "stock", 12.0, 12),
-    row("rag", "3", "tree", 4.0, 3),
+    row("rag", "3", "tree", 4.0, 3, draft_seconds=0.8),
 ]
 
 
@@ -67,6 +76,8 @@ def test_derived_figures() -> None:
     assert one.tokens_per_second == 12.0
     assert one.tokens_per_forward == 3.0
     assert one.host_share == 0.75
+    assert one.draft_share == 0.5
+    assert ROWS[0].draft_share is None
 
 
 def test_summaries_are_medians_of_paired_ratios() -> None:
@@ -79,20 +90,63 @@ def test_summaries_are_medians_of_paired_ratios() -> None:
     assert summaries["overall", "tree"].ratio_to_stock_assisted is None
     assert summaries["overall", "tree"].identical == 2
     assert summaries["overall", "tree"].tokens_per_forward == 3.0
+    assert summaries["overall", "tree"].draft_share == 0.2
+    assert summaries["overall", "stock"].draft_share is None
 
 
 def test_speed_table() -> None:
     assert speed_table(ROWS).splitlines() == [
         "| arm | tokens/s | to stock | to stock prompt lookup | to stock assisted | tokens per forward | host share "
-        "| identical |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| stock | 2.0 | 1.00x | - | - | 1.00 | 75% | 3/3 |",
-        "| tree | 4.0 | 3.00x | - | - | 3.00 | 75% | 2/3 |",
+        "| drafting | identical |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| stock | 2.0 | 1.00x | - | - | 1.00 | 75% | - | 3/3 |",
+        "| tree | 4.0 | 3.00x | - | - | 3.00 | 75% | 20.0% | 2/3 |",
     ]
 
 
+def test_totals_are_not_medians() -> None:
+    assert total_table(ROWS).splitlines() == [
+        "| arm | tokens | seconds | to stock | tokens per forward | host share | drafting |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| stock | 36 | 22.0 | 1.00x | 1.00 | 75% | - |",
+        "| tree | 36 | 8.0 | 2.75x | 2.77 | 75% | 20.0% |",
+    ]
+
+
+def test_the_ratio_of_totals_is_for_equal_lengths() -> None:
+    """Texts may part and end at different lengths."""
+    rows = [row("qa", "1", "stock", 4.0, 12), row("qa", "1", "tree", 4.0, 4, new_tokens=24)]
+    assert total_table(rows).splitlines()[-1].startswith("| tree | 24 | 4.0 | 2.00x |")
+
+
+def test_rows_of_older_files_do_not_say_how_long_they_drafted(tmp_path: Path) -> None:
+    file = tmp_path / "old.jsonl"
+    write_results(file, Results(PROVENANCE, ROWS))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line.pop("draft_seconds", None)
+        line.pop("preparation_seconds", None)
+    file.write_text("\n".join(map(json.dumps, lines)))
+    results = read_results(file)
+    assert {one.draft_seconds for one in results.speed} == {None}
+    assert results.provenance == PROVENANCE
+    assert speed_table(results.speed).splitlines()[-1] == "| tree | 4.0 | 3.00x | - | - | 3.00 | 75% | - | 2/3 |"
+
+
+@pytest.mark.parametrize("file", sorted(STORED.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_stored_tables_are_made_of_the_stored_rows(file: Path) -> None:
+    assert file.with_suffix(".md").read_text(encoding="utf-8") == report(read_results(file))
+
+
 def test_task_table_and_differences() -> None:
-    assert task_table(ROWS).splitlines()[-1] == "| tree | 3.00x (2.50) | 3.00x (4.00) | 3.00x (3.00) |"
+    assert task_table(ROWS).splitlines()[::2] == [
+        "| arm | qa | rag | overall | worst task |",
+        "| stock | 1.00x (1.00) | 1.00x (1.00) | 1.00x (1.00) | 1.00x |",
+    ]
+    assert task_table(ROWS).splitlines()[-1] == "| tree | 3.00x (2.50) | 3.00x (4.00) | 3.00x (3.00) | 3.00x |"
+    slower = [*ROWS, row("code", "4", "stock", 1.0, 12), row("code", "4", "tree", 2.0, 12)]
+    assert task_table(slower).splitlines()[-1].endswith("| 0.50x |")
+    assert "before the first prompt" not in report(Results(PROVENANCE, ROWS))
     assert difference_table(ROWS).splitlines()[2:] == ["| qa | 2 | tree | 5 | 0.0125 |"]
 
 
@@ -105,7 +159,7 @@ def test_batch_and_memory_tables() -> None:
 
 def test_results_survive_a_file_and_give_the_same_report(tmp_path: Path) -> None:
     results = Results(
-        PROVENANCE,
+        replace(PROVENANCE, preparation_seconds={"the table was filled": 31.04}),
         ROWS,
         [BatchRow("tree", 8, 80, 2.0, 8.0, 8)],
         [MemoryRow("tree", 4096, 32, "resident", 2**20, 2**21)],
@@ -115,7 +169,14 @@ def test_results_survive_a_file_and_give_the_same_report(tmp_path: Path) -> None
     assert read_results(file) == results
     assert report(read_results(file)) == report(results)
     text = report(results)
-    for fact in ("some processor, 2 cores", "`python run.py`", "| qa | 2 | tree |", "| tree | 8 |", "4096"):
+    for fact in (
+        "some processor, 2 cores",
+        "`python run.py`",
+        "| qa | 2 | tree |",
+        "| tree | 8 |",
+        "4096",
+        "filled, 31.0 s",
+    ):
         assert fact in text
 
 
