@@ -66,17 +66,34 @@ def test_nothing_is_guessed_after_an_unknown_token() -> None:
     assert source.guesses(source.start(0, [3, 5])) == []
 
 
-def test_fill_asks_the_model_about_every_unknown_token() -> None:
+@pytest.mark.parametrize("prefix", [None, [], [4, 8, 15]])
+def test_fill_asks_the_model_about_every_unknown_token(prefix: list[int] | None) -> None:
     model = zoo.make("llama")
     table = SuccessorTable(zoo.VOCAB_SIZE, num_successors=4)
     table.observe([3], logits_of({7: 0.9, 8: 0.1}, zoo.VOCAB_SIZE)[None])
-    table.fill(model, batch_size=10)
+    table.fill(model, prefix, batch_size=10)
     assert len(table) == zoo.VOCAB_SIZE
     assert table.successors(3)[1][0][0] == 7
-    start = model.config.bos_token_id
+    assert model.config.bos_token_id is None
+    start = prefix or []
     for token in (0, 5, zoo.VOCAB_SIZE - 1):
-        text = torch.tensor([[start, token] if start is not None else [token]])
-        assert table.successors(token)[1][0][0] == int(model(text).logits[0, -1].argmax())
+        assert table.successors(token)[0] == 1
+        assert table.successors(token)[1][0][0] == int(model(torch.tensor([[*start, token]])).logits[0, -1].argmax())
+
+
+def test_without_a_prefix_the_token_that_begins_a_text_stands_in_front() -> None:
+    model = zoo.make("llama")
+    model.config.bos_token_id = 6
+    default, explicit = SuccessorTable(zoo.VOCAB_SIZE), SuccessorTable(zoo.VOCAB_SIZE)
+    default.fill(model)
+    explicit.fill(model, [6])
+    assert all(default.successors(token) == explicit.successors(token) for token in range(zoo.VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("prefix", [[-1], [zoo.VOCAB_SIZE], [1.5]])
+def test_fill_refuses_a_prefix_that_the_model_does_not_know(prefix: list[int]) -> None:
+    with pytest.raises(ArgumentError, match="prefix"):
+        SuccessorTable(zoo.VOCAB_SIZE).fill(zoo.make("llama"), prefix)
 
 
 def test_save_and_load(tmp_path: Path) -> None:
