@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_specdec import ArgumentError
 from hf_specdec.bench import Prompt, encode_prompt, read_prompts, select_prompts
 
-BUILT_IN = Path(__file__).parents[2] / "evals" / "speed" / "prompts.jsonl"
+FOLDER = Path(__file__).parents[2] / "evals" / "speed"
 
 
 def test_mt_bench_subjects_become_one_task(tmp_path: Path) -> None:
@@ -59,5 +59,18 @@ def test_chat_without_a_template_is_refused(tiny_model_folder: Path) -> None:
 
 
 def test_the_built_in_prompts_cover_every_task() -> None:
-    tasks = Counter(prompt.task for prompt in read_prompts(BUILT_IN))
+    tasks = Counter(prompt.task for prompt in read_prompts(FOLDER / "prompts.jsonl"))
     assert tasks == dict.fromkeys(["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"], 2)
+
+
+def test_the_repeated_prompts_ask_everything_three_times_wording_by_wording() -> None:
+    prompts = read_prompts(FOLDER / "prompts_repeated.jsonl")
+    assert [(prompt.task, prompt.prompt_id) for prompt in prompts] == [
+        (f"wording {wording}", str(question)) for wording in (1, 2, 3) for question in range(1, 21)
+    ]
+    assert len({prompt.text for prompt in prompts}) == 60
+
+
+def test_the_structured_prompts_cover_code_lists_tables_and_records() -> None:
+    tasks = Counter(prompt.task for prompt in read_prompts(FOLDER / "prompts_structured.jsonl"))
+    assert tasks == {"code": 5, "list": 2, "table": 1, "json": 2}
