@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from math import ceil, log2
+from math import floor, log2
 
 import torch
 from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ def row_cost(model: PreTrainedModel) -> float:
     """The time of one more node in a forward, as a share of the time of a forward of one node.
 
     Measured once for a model on its device, with a few forwards of a short text; later calls remember it. About 0.001
-    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded up to a
+    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded down to a
     power of two, so that it is the same, and with it the drafts, in nearly every process of a machine.
 
     Returns:
@@ -41,7 +41,7 @@ def row_cost(model: PreTrainedModel) -> float:
 
 
 def _rounded(share: float) -> float:
-    return 2.0 ** ceil(log2(min(max(share, _SMALLEST), 1.0)))
+    return 2.0 ** floor(log2(min(max(share, _SMALLEST), 1.0)))
 
 
 @torch.no_grad()

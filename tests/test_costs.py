@@ -38,12 +38,12 @@ def test_it_fits_models_with_few_positions(family: str) -> None:
     [
         (1.0, 1.0, 2**-10),
         (1.0, 0.5, 2**-10),
-        (1.0, 1.0 + 32 * 0.022, 2**-5),
-        (1.0, 1.0 + 32 * 0.04, 2**-4),
+        (1.0, 1.0 + 32 * 0.022, 2**-6),
+        (1.0, 1.0 + 32 * 0.04, 2**-5),
         (1.0, 99.0, 1),
     ],
 )
-def test_it_is_rounded_up_to_a_power_of_two(
+def test_it_is_rounded_down_to_a_power_of_two(
     one: float, many: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "_seconds", lambda runner, width: one if width == 1 else many)
