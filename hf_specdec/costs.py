@@ -27,8 +27,8 @@ def row_cost(model: PreTrainedModel) -> float:
     """The time of one more node in a forward, as a share of the time of a forward of one node.
 
     Measured once for a model on its device, with a few forwards of a short text; later calls remember it. About 0.001
-    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded down to a
-    power of two, so that it is the same, and with it the drafts, in nearly every process of a machine.
+    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded down to
+    a power of two, so that it is the same, and with it the drafts, in nearly every process of a machine.
 
     Returns:
         At least 2**-10, at most 1.
