@@ -28,7 +28,7 @@ def models(family: str, attention: str) -> tuple[PreTrainedModel, PreTrainedMode
     return target, zoo.make_draft(target)
 
 
-@pytest.mark.parametrize("strategy", ["prompt_lookup", "assisted", "tree", "scripted"])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
 @pytest.mark.parametrize(("family", "attention"), VARIANTS)
 def test_family(family: str, attention: str, strategy: str) -> None:
     """Prompts shorter than a sliding window, as long as it, and longer; texts always longer."""
@@ -43,7 +43,7 @@ def test_family(family: str, attention: str, strategy: str) -> None:
         assert ours.tolist() == expected.tolist(), length
 
 
-@pytest.mark.parametrize("strategy", ["tree", "scripted"])
+@pytest.mark.parametrize("strategy", ["tree", "scripted", "lookahead", "early_exit", "auto"])
 @pytest.mark.parametrize(
     "family", ["llama", "gpt2", "opt", "falcon", "mistral", "gemma3", "qwen2-mixed", "deepseek-v3"]
 )
