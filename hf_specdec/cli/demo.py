@@ -81,7 +81,7 @@ def demo(
     prompt: Annotated[
         str, typer.Argument(help="What to say; a class to rewrite if not given.", show_default=False)
     ] = DEFAULT_PROMPT,
-    strategy: Annotated[str, typer.Option(help="Name of the strategy.")] = "prompt_lookup",
+    strategy: Annotated[str, typer.Option(help="Name of the strategy.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above it, sample.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,

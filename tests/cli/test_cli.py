@@ -159,7 +159,7 @@ class TestGenerate:
 
 @pytest.mark.usefixtures("tiny_demo")
 class TestDemo:
-    @pytest.mark.parametrize("strategy", ["none", "prompt_lookup", "assisted", "tree"])
+    @pytest.mark.parametrize("strategy", ["none", "prompt_lookup", "assisted", "tree", "auto"])
     def test_json_compares_both_sides(self, strategy: str) -> None:
         result = invoke(
             "demo", PROMPT, "--strategy", strategy, "--dtype", "float32", "--max-new-tokens", "10", "--json"
@@ -183,7 +183,7 @@ class TestDemo:
     def test_panels_and_table_without_a_terminal(self) -> None:
         result = invoke("demo", PROMPT, "--dtype", "float32", "--max-new-tokens", "10")
         assert result.exit_code == 0, result.output
-        for word in ("plain SmolLM2", "prompt_lookup", "tokens per forward", "identical", "ratio"):
+        for word in ("plain SmolLM2", "with auto", "tokens per forward", "identical", "ratio"):
             assert word in result.stdout
 
     def test_a_missing_model_is_one_line_and_status_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
