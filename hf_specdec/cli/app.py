@@ -7,6 +7,7 @@ import typer
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
+from hf_specdec.cli.lm_eval import PASS_ON, lm_eval
 
 app = typer.Typer(
     name="hf-specdec",
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(env)
+app.command("lm-eval", context_settings=PASS_ON)(lm_eval)
 
 
 def main() -> None:
