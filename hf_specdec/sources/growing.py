@@ -30,8 +30,8 @@ class Acceptance:
 
     def rate(self, guess: Guess) -> float:
         """Share of guesses of this kind that came true; starts at the guess's prior."""
-        true, total = self._counts.get(guess.kind, (_PRIOR_WEIGHT * guess.prior, _PRIOR_WEIGHT))
-        return true / total
+        counts = self._counts.get(guess.kind)
+        return guess.prior if counts is None else counts[0] / counts[1]
 
     def learn(self, guess: Guess, came_true: bool) -> None:
         """Add one outcome."""
@@ -69,7 +69,7 @@ class Pace:
         return _ROUND_COST + self._node_cost * num_guesses if num_guesses else 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Candidate:
     """A token that one or more sources guess at a node."""
 
@@ -159,7 +159,9 @@ def _candidates(
             candidate = candidates.get(guess.token)
             if candidate is None:
                 candidate = candidates[guess.token] = _Candidate(states=[None] * len(sources))
-            candidate.rate = max(candidate.rate, acceptance.rate(guess))
+            rate = acceptance.rate(guess)
+            if rate > candidate.rate:
+                candidate.rate = rate
             candidate.guesses.append(guess)
             candidate.states[index] = guess.state
     return candidates

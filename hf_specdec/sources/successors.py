@@ -6,6 +6,7 @@ After Token Recycling (Luo et al. 2024), which keeps the latest successors of a 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from os import PathLike
 
@@ -25,10 +26,11 @@ from hf_specdec.tree import DraftTree
 
 _FORMAT = "hf_specdec successor table 1"
 _LEAST_STEP = 0.1  # of an average that has seen much
-_WEIGHT_CLASSES = 8
-_MANY = 4  # observations after which a row of the table counts as known
-# How far the weights of a row seen once, a few times, and often can be believed beforehand.
-_BELIEFS = (0.35, 0.55, 0.6)
+# Guesses are told apart by their weight, in these classes; lighter ones are not worth a look.
+_WEIGHT_CLASSES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+# How far the weights of a row can be believed beforehand that was seen once, up to four times, and more often.
+_OFTEN = (1, 4)
+_BELIEFS = (0.4, 0.65, 0.9)
 
 
 class SuccessorTable:
@@ -96,8 +98,9 @@ class SuccessorTable:
             both_tokens = np.concatenate([old_tokens, new_tokens], axis=1)
             both_weights = np.concatenate([old_weights, new_weights], axis=1)
             order = np.argsort(-both_weights, axis=1, kind="stable")[:, : self.num_successors]
-            self._tokens[tokens] = np.take_along_axis(both_tokens, order, axis=1)
-            self._weights[tokens] = np.take_along_axis(both_weights, order, axis=1)
+            rows = np.arange(len(tokens))[:, None]
+            self._tokens[tokens] = both_tokens[rows, order]
+            self._weights[tokens] = both_weights[rows, order]
             self._seen[tokens] += 1
 
     @torch.no_grad()
@@ -185,11 +188,12 @@ class Successors(Source):
     def guesses(self, state: int) -> list[Guess]:
         """Its successors."""
         seen, successors = self._table.successors(state)
-        seen_class = min(max(seen - 1, 0), 1) + (seen >= _MANY)
+        age = bisect_left(_OFTEN, seen)
         guesses = []
-        for rank, (token, weight) in enumerate(successors):
-            kind = ("successors", seen_class, int(weight * _WEIGHT_CLASSES), rank == 0)
-            guesses.append(Guess(token, kind, max(_BELIEFS[seen_class] * weight, 0.005), token))
+        for token, weight in successors:
+            weight_class = bisect_right(_WEIGHT_CLASSES, weight)
+            if weight_class:
+                guesses.append(Guess(token, ("successors", age, weight_class), _BELIEFS[age] * weight, token))
         return guesses
 
     def observe(self, tree: DraftTree, logits: Tensor) -> None:
