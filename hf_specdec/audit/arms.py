@@ -1,0 +1,93 @@
+"""The strategies under audit: all that can run with what was given, or those that were named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from hf_specdec.drafters import Drafter
+from hf_specdec.errors import ArgumentError, SpecDecError
+from hf_specdec.registry import create_drafter, drafter_names
+from hf_specdec.runner import check_attention
+from hf_specdec.speculation import Speculation
+
+KEYED, REJECTION = "keyed", "rejection"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A strategy with the draft model that it runs with.
+
+    Attributes:
+        name: its name in the report.
+        drafter: its settings.
+        assistant: the draft model, for strategies that use one.
+    """
+
+    name: str
+    drafter: Drafter
+    assistant: PreTrainedModel | None = None
+
+    def speculation(self, drafter: Drafter, seed: int, verification: str) -> Speculation:
+        """What goes into `custom_generate`; `drafter` is this arm's own or one around it."""
+        return Speculation(drafter, assistant_model=self.assistant, seed=seed, verification=verification)
+
+
+def choose_arms(
+    model: PreTrainedModel, assistant: PreTrainedModel | None, strategies: Mapping[str, Drafter] | None
+) -> tuple[list[Arm], dict[str, str]]:
+    """The arms, and for each registered strategy that cannot run the reason.
+
+    Args:
+        model: the target.
+        assistant: the draft model, if any.
+        strategies: by name, all of which must run; None: every registered strategy that can.
+
+    Raises:
+        SpecDecError: a strategy that was named cannot run.
+    """
+    chosen, skipped = [], {}
+    for name, drafter in (_registered() if strategies is None else strategies).items():
+        try:
+            chosen.append(_arm(name, drafter, model, assistant))
+        except SpecDecError as error:
+            if strategies is not None:
+                raise
+            skipped[name] = str(error)
+    if not chosen:
+        raise ArgumentError("no strategy is left to audit; name one")
+    return chosen, skipped
+
+
+def describe(drafter: Drafter) -> str:
+    """Its settings in words, the same in every process."""
+    if not dataclasses.is_dataclass(drafter):
+        return type(drafter).__name__
+    fields = [(field.name, getattr(drafter, field.name)) for field in dataclasses.fields(drafter) if field.init]
+    return f"{type(drafter).__name__}({', '.join(f'{name}={_word(value)}' for name, value in fields)})"
+
+
+def _word(value: object) -> str:
+    if value is None or isinstance(value, int | float | str):
+        return repr(value)
+    if isinstance(value, Drafter):
+        return describe(value)
+    if isinstance(value, Iterable):
+        return f"[{', '.join(map(_word, value))}]"
+    return type(value).__name__
+
+
+def _registered() -> dict[str, Drafter]:
+    return {name: create_drafter(name) for name in drafter_names()}
+
+
+def _arm(name: str, drafter: Drafter, model: PreTrainedModel, assistant: PreTrainedModel | None) -> Arm:
+    if drafter.needs_draft_model and assistant is None:
+        raise ArgumentError(f"strategy {name!r} drafts with a second model, and none was given")
+    check_attention(model, drafter.chains_only, single_row=False)
+    drafter.check(model)
+    drafter.num_shared_layers(model)
+    return Arm(name, drafter, assistant if drafter.needs_draft_model else None)

@@ -1,0 +1,87 @@
+"""Where two texts part, and whether rounding can be the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_specdec.bench import first_difference
+from hf_specdec.noise import gumbel
+from hf_specdec.sampling import noise_device
+
+TIE, FAULT = "tie", "fault"
+_EXACT = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place at which a text differs from the reference.
+
+    Attributes:
+        index: of the token.
+        units: gap between the two candidates' scores, in units of rounding of the logits; None if one text ends.
+        kind: "tie" or "fault".
+    """
+
+    index: int
+    units: float | None
+    kind: str
+
+
+def is_exact(model: PreTrainedModel) -> bool:
+    """Whether texts must be equal token for token: in 32 bit and more, without quantised layers."""
+    return model.dtype in _EXACT and "quantization_config" not in vars(model.config)
+
+
+@torch.no_grad()
+def compare(
+    model: PreTrainedModel,
+    prompt: Tensor,
+    reference: Sequence[int],
+    other: Sequence[int],
+    *,
+    temperature: float,
+    seed: int,
+    tie_units: float,
+) -> Difference | None:
+    """The first difference of two texts, classified; None if there is none.
+
+    In 16 bit a forward over several tokens rounds otherwise than a forward over one, so the better of two nearly equal
+    candidates may change. The gap is measured by a fresh forward over the common text. A unit of rounding is the
+    distance of neighbouring numbers of the model's format at the size of the larger logit of the two, in the scale
+    of the compared scores.
+
+    Args:
+        model: the target.
+        prompt: int64 `[1, P]`.
+        reference, other: new tokens.
+        temperature: of both; above 0 the candidates are compared with the keyed noise added.
+        seed: of that noise.
+        tie_units: the largest gap that counts as a tie.
+    """
+    index = first_difference(reference, other)
+    if index is None:
+        return None
+    if index >= min(len(reference), len(other)):
+        return Difference(index, None, FAULT)  # rounding moves a choice, it does not end a text
+    text = torch.cat([prompt[0], prompt.new_tensor(reference[:index])])[None].to(model.device)
+    logits = model(input_ids=text, use_cache=False, return_dict=True).logits[0, -1]
+    logits = logits.to(noise_device(logits.device)).double()
+    scores = logits
+    if temperature > 0:
+        scores = logits / temperature + gumbel(seed, 0, index, len(logits), logits.device)
+    pair = [reference[index], other[index]]
+    gap = abs(float(scores[pair[0]] - scores[pair[1]])) * (temperature or 1.0)
+    units = gap / spacing(float(logits[pair].abs().max()), model.dtype)
+    return Difference(index, units, TIE if units <= tie_units and not is_exact(model) else FAULT)
+
+
+def spacing(value: float, dtype: torch.dtype) -> float:
+    """Distance between neighbouring numbers of a format around a value."""
+    size = max(abs(value), torch.finfo(dtype).tiny)
+    return float(torch.finfo(dtype).eps) * 2.0 ** math.floor(math.log2(size))

@@ -1,0 +1,151 @@
+"""The documents that every arm continues: questions of Spec-Bench or GSM8K, or bare prompts, from JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_specdec.bench import encode_prompt
+from hf_specdec.bench.prompts import MT_BENCH_CATEGORIES
+from hf_specdec.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Document:
+    """One prompt.
+
+    Attributes:
+        task: what it belongs to.
+        document_id: its name within the run.
+        text: what the user says.
+        answer: the right number, for documents that are marked.
+    """
+
+    task: str
+    document_id: str
+    text: str
+    answer: str | None = None
+
+
+def read_documents(path: Path, count: int | None = None) -> list[Document]:
+    """Read a file of JSON lines and take `count` documents, the same number of each task as far as possible.
+
+    A line holds `question_id`, `category` and `turns` (Spec-Bench), `question` and `answer` (GSM8K), or `prompt`.
+
+    Raises:
+        ArgumentError: no such file, a line of another kind, or fewer documents than asked for.
+    """
+    if not path.is_file():
+        raise ArgumentError(f"there is no file of documents at {path}")
+    documents = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            documents.append(_document(json.loads(line), path.stem, number))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ArgumentError(
+                f"{path.name}, line {number}: expected a JSON object with question_id, category and turns, with "
+                "question and answer, or with prompt"
+            ) from error
+    if count is not None and count > len(documents):
+        raise ArgumentError(f"{path.name} holds {len(documents)} documents, not {count}")
+    return list(_in_turn(documents, len(documents) if count is None else count))
+
+
+def read_all_documents(sources: Sequence[str]) -> list[Document]:
+    """Documents of several files, each written `path` or `path:count`.
+
+    Raises:
+        ArgumentError: see `read_documents`; also for a count that is not a number, or no files.
+    """
+    if not sources:
+        raise ArgumentError("name at least one file of documents")
+    documents = []
+    for source in sources:
+        path, colon, count = source.rpartition(":")
+        if not colon or Path(source).is_file():
+            documents += read_documents(Path(source))
+        elif count.isdigit() and int(count) > 0:
+            documents += read_documents(Path(path), int(count))
+        else:
+            raise ArgumentError(f"{source!r}: behind the colon stands the number of documents, such as {path}:50")
+    return documents
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A document and its token ids, int64 `[1, length]`."""
+
+    document: Document
+    input_ids: Tensor
+
+
+def encode_documents(
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat: bool | None = None,
+    max_tokens: int | None = None,
+) -> list[Encoded]:
+    """Token ids of all documents; longer prompts than `max_tokens` keep their last tokens.
+
+    Raises:
+        ArgumentError: no documents, an empty one, or two with one name.
+    """
+    if not documents:
+        raise ArgumentError("the audit needs at least one document")
+    encoded = []
+    for document in documents:
+        ids = encode_prompt(tokenizer, document.text, chat=chat)
+        if ids.shape[1] == 0:
+            raise ArgumentError(f"document {document.document_id} is empty")
+        encoded.append(Encoded(document, ids[:, -max_tokens:] if max_tokens else ids))
+    names = [document.document_id for document in documents]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError(f"two documents are called {twice!r}")
+    return encoded
+
+
+def fingerprint(documents: Iterable[Encoded]) -> str:
+    """A short name for exactly these documents under exactly this tokenizer."""
+    digest = hashlib.sha256()
+    for one in documents:
+        digest.update(repr((one.document, one.input_ids.tolist())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _document(record: dict[str, Any], source: str, number: int) -> Document:
+    if "turns" in record:
+        category = record["category"]
+        task = "mt_bench" if category in MT_BENCH_CATEGORIES else category
+        return Document(task, f"{source}/{record['question_id']}", _text(record["turns"][0]))
+    name = f"{source}/{number}"
+    if "question" in record:
+        return Document(source, name, _text(record["question"]), _text(record["answer"]).rpartition("####")[2].strip())
+    return Document(source, name, _text(record["prompt"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not a text: {value!r}")
+    return value
+
+
+def _in_turn(documents: Sequence[Document], count: int) -> Iterator[Document]:
+    """One document of each task, then the next of each, in file order."""
+    by_task: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        by_task[document.task].append(document)
+    rounds = max((len(kept) for kept in by_task.values()), default=0)
+    chosen = [kept[i] for i in range(rounds) for kept in by_task.values() if i < len(kept)]
+    yield from chosen[:count]
