@@ -70,20 +70,21 @@ class Control(Arm):
 def controls() -> list[Control]:
     """All of them; the first two have no fault and show that the others fail because of theirs."""
 
-    def control(name: str, fault: str, check: str, tamper: Tamper) -> Control:
-        return Control(name, SelfDraft(), fault=fault, check=check, tamper=tamper)
+    def law(name: str, fault: str, rule: type[Rejection], picked: bool = False) -> Control:
+        return Control(name, SelfDraft(picked=picked), fault=fault, check=LAW, tamper=_verify_by(rule))
+
+    def identity(name: str, fault: str, tamper: Tamper) -> Control:
+        return Control(name, SelfDraft(), fault=fault, check=IDENTITY, tamper=tamper)
 
     return [
         Control("intact, identity", SelfDraft(), fault="nothing", check=IDENTITY, intact=True),
         Control("intact, law", SelfDraft(), fault="nothing", check=LAW, intact=True),
-        control("typical acceptance", "guesses are kept when p is above a threshold", LAW, _verify_by(_Typical)),
-        control("residual from p", "a refused guess is replaced by a draw from p", LAW, _verify_by(_ResidualFromP)),
-        control("double draw", "a draw that no guess matches is thrown away and drawn again", LAW, _verify_by(_Twice)),
-        control(
-            "bonus temperature", "the token after the last guess has half the temperature", LAW, _verify_by(_Bonus)
-        ),
-        control("shifted position", "guesses stand one position too far", IDENTITY, _shift_positions),
-        control("short rollback", "one refused guess stays in the cache", IDENTITY, _roll_back_less),
+        law("typical acceptance", "guesses are kept when p is above a threshold", _Typical, picked=True),
+        law("residual from p", "a refused guess is replaced by a draw from p", _ResidualFromP),
+        law("double draw", "a draw that no guess matches is thrown away and drawn again", _Twice, picked=True),
+        law("bonus temperature", "the token after the last guess has half the temperature", _Bonus),
+        identity("shifted position", "guesses stand one position too far", _shift_positions),
+        identity("short rollback", "one refused guess stays in the cache", _roll_back_less),
     ]
 
 

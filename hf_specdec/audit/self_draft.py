@@ -7,7 +7,7 @@ audited setup has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from hf_specdec.drafters import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.chain import draft_chains, keep_accepted
 from hf_specdec.drafters.draft_model import DraftModel
+from hf_specdec.sampling import Sampling
 from hf_specdec.tree import DraftTree
 
 _FLATNESS = 0.6
@@ -30,9 +31,11 @@ class SelfDraft(Drafter):
 
     Args:
         num_tokens: length of the chain.
+        picked: take the likeliest tokens also while sampling, so that guesses count as point masses.
     """
 
     num_tokens: int = 3
+    picked: bool = False
 
     name = "self_draft"
 
@@ -51,6 +54,8 @@ class SelfDraft(Drafter):
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Draft the chain."""
+        if self.picked:
+            context = replace(context, sampling=Sampling(None))
         return draft_chains(context, self._draft, self.num_tokens, 0.0)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:

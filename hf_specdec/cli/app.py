@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from hf_specdec.cli.audit import audit
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
+from hf_specdec.cli.lists import ListCommand
 from hf_specdec.cli.lm_eval import PASS_ON, lm_eval
 
 app = typer.Typer(
@@ -19,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command(cls=ListCommand)(audit)
 app.command()(env)
 app.command("lm-eval", context_settings=PASS_ON)(lm_eval)
 

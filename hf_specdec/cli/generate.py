@@ -14,7 +14,7 @@ import hf_specdec
 from hf_specdec import SpeculationStats, SpeculativeOutput
 from hf_specdec.bench import encode_prompt
 from hf_specdec.cli.console import command, message_console, output_console, print_json
-from hf_specdec.cli.options import Dtype, Verification, build_strategy
+from hf_specdec.cli.options import Dtype, Verification, build_strategy, resolve_device
 
 
 class ConsoleStreamer(TextStreamer):
@@ -55,7 +55,7 @@ def generate(
         raise typer.BadParameter(
             "--seed, --top-k, --top-p and --verification need sampling: pass --temperature above 0"
         )
-    place = _device(device)
+    place = resolve_device(device)
     number_format = "auto" if dtype is None else dtype.resolve()
     target = AutoModelForCausalLM.from_pretrained(model, dtype=number_format).to(place)  # type: ignore[arg-type]
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -96,15 +96,6 @@ def generate(
         )
         return
     message_console().print(Text(_stats_line(output.speculation), style="dim"))
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise typer.BadParameter(str(error).splitlines()[0], param_hint="--device") from error
 
 
 def _stats_line(stats: SpeculationStats) -> str:

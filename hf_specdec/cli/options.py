@@ -70,3 +70,17 @@ def parse_settings(text: str) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             settings[name] = value
     return settings
+
+
+def resolve_device(name: str | None) -> torch.device:
+    """The device called `name`; by default the first accelerator if there is one.
+
+    Raises:
+        typer.BadParameter: no such device.
+    """
+    if name is None:
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise typer.BadParameter(str(error).splitlines()[0], param_hint="--device") from error

@@ -1,0 +1,229 @@
+"""The report as headings, sentences and tables, before it is Markdown or HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
+from hf_specdec.audit.results import AuditResults, Test
+
+_MAX_PLACES = 60
+_MAX_TESTS = 12
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it.
+
+    Attributes:
+        plots: names of plots, for formats that have them.
+    """
+
+    title: str
+    text: str
+    tables: Sequence[Table] = field(default_factory=list)
+    plots: Sequence[str] = field(default_factory=list)
+
+
+def verdict(results: AuditResults) -> str:
+    """The report's first line."""
+    failed = sum(not check.passed for check in results.checks)
+    return "Every check passed." if results.passed else f"FAILED: {failed} of {len(results.checks)} checks."
+
+
+def sections(results: AuditResults) -> list[Section]:
+    """The whole report in order."""
+    parts = [_checks(results), _identity(results)]
+    if any(temperature > 0 for temperature in results.settings["temperatures"]):
+        parts += [_law(results), _metrics(results)]
+    return [*parts, _controls(results), _setup(results)]
+
+
+def _checks(results: AuditResults) -> Section:
+    rows = [["passed" if one.passed else "FAILED", one.name, one.detail] for one in results.checks]
+    return Section("Verdict", verdict(results), [Table(["", "Check", "Detail"], rows)])
+
+
+def _identity(results: AuditResults) -> Section:
+    rows = [
+        [
+            f"{row.temperature:g}",
+            row.arm,
+            str(row.documents),
+            str(row.tokens),
+            f"{row.per_thousand:.3g}",
+            str(row.ties),
+            str(row.faults),
+            _number(row.worst_units, "{:.2g}"),
+            _number(row.tokens_per_forward, "{:.2f}"),
+            _number(row.acceptance, "{:.0%}"),
+            _NONE if row.marks_changed is None else str(row.marks_changed),
+        ]
+        for row in results.identity
+    ]
+    header = (
+        "T,Arm,Documents,Tokens,Differences per 1000,Ties,Faults,Largest gap,Tokens per forward,Accepted,Marks changed"
+    )
+    tables = [Table(header.split(","), rows)]
+    places = [(row.arm, f"{row.temperature:g}", place) for row in results.identity for place in row.places]
+    if places:
+        listed = [
+            [
+                arm,
+                temperature,
+                place["document"],
+                str(place["index"] + 1),
+                _number(place["units"], "{:.2f}"),
+                place["kind"],
+            ]
+            for arm, temperature, place in places[:_MAX_PLACES]
+        ]
+        tables.append(Table(["Arm", "T", "Document", "Token", "Gap", "Kind"], listed))
+    rule = (
+        "The model computes in 32 bit or more, so any difference is a fault."
+        if results.exact
+        else f"A difference is a tie if the gap is at most {results.settings['tie_units']:g} units of rounding."
+    )
+    text = (
+        "Each strategy against stock generate on the same documents, one at a time; above temperature 0 with the "
+        f"same keyed noise. {rule} Tokens behind a document's first difference are not compared. The arm in a batch "
+        "of 8 is stock generate too: its differences are this machine's own noise and fail nothing."
+    )
+    if len(places) > _MAX_PLACES:
+        text += f" The first {_MAX_PLACES} of {len(places)} differences are listed; the JSON file holds all."
+    return Section("Token identity", text, tables, [] if results.exact else ["ties"])
+
+
+def _law(results: AuditResults) -> Section:
+    groups: dict[tuple[str, str, float], list[Test]] = {}
+    for test in results.tests:
+        if test.stratum != "documents":
+            groups.setdefault((test.arm, test.verification, test.temperature), []).append(test)
+    rows = [
+        [
+            f"{temperature:g}",
+            arm,
+            verification,
+            str(max(test.outcome.count for test in tests)),
+            str(len(tests)),
+            f"{min(test.outcome.p_value for test in tests):.2g}",
+            f"{min(test.adjusted for test in tests):.2g}",
+            *(_detectable(tests, name) for name in (LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT)),
+        ]
+        for (arm, verification, temperature), tests in groups.items()
+    ]
+    header = (
+        "T,Arm,Verification,Tokens,Tests,Smallest p,Holm's p,Detectable: log p (nats),log q/p (nats),membership,PIT"
+    )
+    smallest = sorted(results.tests, key=lambda test: test.outcome.p_value)[:_MAX_TESTS]
+    clearest = [
+        [
+            test.arm,
+            test.verification,
+            f"{test.temperature:g}",
+            test.test,
+            test.stratum,
+            str(test.outcome.count),
+            f"{test.outcome.statistic:.3g}",
+            f"{test.outcome.p_value:.2g}",
+            f"{test.adjusted:.2g}",
+        ]
+        for test in smallest
+    ]
+    text = (
+        "Fresh randomness. Every sampled token is compared with the model's own probabilities from a fresh forward "
+        f"over the finished text. The family has {len(results.tests)} tests; Holm bounds its error by "
+        f"{results.settings['alpha']:g}. Detectable is the smallest bias per token that the test over all tokens "
+        "would have shown with probability 0.9. The second table holds the smallest p-values."
+    )
+    tables = [
+        Table(header.split(","), rows),
+        Table("Arm,Verification,T,Test,Tokens in,Count,Statistic,p,Holm's p".split(","), clearest),
+    ]
+    return Section("Law of sampled tokens", text, tables, ["law", "pit"])
+
+
+def _metrics(results: AuditResults) -> Section:
+    rows = [
+        [
+            f"{test.temperature:g}",
+            test.arm,
+            test.verification,
+            test.test,
+            str(test.outcome.count),
+            "{:+.3g} ({:+.3g} to {:+.3g})".format(*test.interval),
+            f"{test.outcome.p_value:.2g}",
+            f"{test.adjusted:.2g}",
+        ]
+        for test in results.tests
+        if test.interval is not None
+    ]
+    text = (
+        "Strategy minus stock, paired by document: share of right answers (documents with a known answer) and length "
+        "in tokens, with bootstrap intervals of 95 %. These tests belong to the family above and are weak beside it. "
+        "Ten documents at least are needed."
+    )
+    header = "T,Arm,Verification,Metric,Documents,Mean difference,p,Holm's p".split(",")
+    return Section("Task metrics", text, [Table(header, rows)] if rows else [])
+
+
+def _controls(results: AuditResults) -> Section:
+    rows = [
+        [
+            row.name,
+            row.fault,
+            row.check,
+            "failed" if row.failed else "passed",
+            "yes" if row.as_it_should else "NO",
+            row.evidence,
+        ]
+        for row in results.controls
+    ]
+    text = (
+        "The loop with a fault built in, judged by the same tests, as strictly. Each must fail; the two without a "
+        "fault use the same drafter and must pass. A control that is not treated so fails the audit."
+    )
+    table = Table(["Control", "Fault", "Check", "Outcome", "As it should", "Evidence"], rows)
+    return Section("Negative controls", text, [table])
+
+
+def _setup(results: AuditResults) -> Section:
+    provenance, settings = results.provenance, results.settings
+    rows = [
+        ["Model", provenance.model],
+        ["Draft model", provenance.draft or "none"],
+        ["Number format", provenance.dtype],
+        ["Attention", provenance.attention],
+        ["Device", f"{provenance.device}, {provenance.cores} cores, {provenance.threads} threads"],
+        ["Versions", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())],
+        ["Date", provenance.date],
+        ["Documents", f"{len(results.documents)}, at most {settings['max_new_tokens']} new tokens each"],
+        ["Settings", ", ".join(f"{name}={value}" for name, value in settings.items())],
+        *([f"Strategy {name}", text] for name, text in results.strategies.items()),
+        *([f"Left out: {name}", reason] for name, reason in results.skipped.items()),
+        *([["Command", provenance.command]] if provenance.command else []),
+    ]
+    text = (
+        "Sampling means the temperature alone: penalties and nucleus sizes of the model's own generation config were "
+        "switched off for all arms."
+    )
+    return Section("Setup", text, [Table(["", ""], rows)])
+
+
+def _detectable(tests: Sequence[Test], name: str) -> str:
+    whole = [test.detectable for test in tests if test.test == name and test.stratum == ALL]
+    return _number(whole[0] if whole else None, "{:.2g}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NONE if value is None else form.format(value)

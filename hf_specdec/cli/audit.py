@@ -1,0 +1,142 @@
+"""`hf-specdec audit`: are outputs unchanged?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.options import Dtype, build_strategy, resolve_device
+from hf_specdec.drafters import Drafter
+
+if TYPE_CHECKING:
+    from hf_specdec.audit import AuditResults
+    from hf_specdec.audit.work import Progress as Report
+
+ALL = "all"
+
+
+@command
+def audit(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the model.")],
+    tasks: Annotated[list[str], typer.Option(help="Files of documents: path or path:count.")],
+    output: Annotated[Path, typer.Option(help="Folder of the report; a run that was stopped goes on from there.")],
+    assistant: Annotated[str | None, typer.Option(help="Folder or hub id of the draft model.")] = None,
+    strategies: Annotated[
+        list[str] | None, typer.Option(help="Names, as name or name:setting=value,...; all that can run if not given.")
+    ] = None,
+    temperatures: Annotated[
+        list[float] | None, typer.Option(min=0.0, help="0 0.7 1 if not given; 0 is greedy decoding.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Number format; differences are faults in float32.")] = Dtype.float32,
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first accelerator if any.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longer prompts keep their last tokens.")
+    ] = None,
+    law_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of each law test at least.")] = 20_000,
+    control_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of each control at least.")] = 4_000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a batch in which law tests sample.")] = 8,
+    tie_units: Annotated[float, typer.Option(min=0.0, help="Largest gap of a tie in 16 bit, in its rounding.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
+) -> None:
+    """Prove that outputs are unchanged: compare strategies with stock generate, and write a report.
+
+    Exit status 1 if a check fails. Needs the extra hf_specdec[bench].
+    """
+    from hf_specdec.audit import AuditSettings, Names, read_all_documents, run_audit, write_report
+
+    settings = AuditSettings(
+        temperatures=(0.0, 0.7, 1.0) if temperatures is None else tuple(temperatures),
+        max_new_tokens=max_new_tokens,
+        law_tokens=law_tokens,
+        control_tokens=control_tokens,
+        rows=rows,
+        seed=seed,
+        tie_units=tie_units,
+    )
+    documents = read_all_documents(tasks)
+    chosen = _strategies(strategies or [ALL])
+    place = resolve_device(device)
+    target = _load(model, dtype, place)
+    draft = None if assistant is None else _load(assistant, dtype, place)
+    with _progress() as report:
+        results = run_audit(
+            target,
+            AutoTokenizer.from_pretrained(model),
+            documents,
+            output,
+            strategies=chosen,
+            assistant=draft,
+            settings=settings,
+            names=Names(_name(model), None if assistant is None else _name(assistant), _command_line()),
+            chat=chat,
+            max_prompt_tokens=max_prompt_tokens,
+            progress=report,
+        )
+    write_report(results, output)
+    _print_checks(results, output)
+    if not results.passed:
+        raise typer.Exit(1)
+
+
+def _load(name: str, dtype: Dtype, place: torch.device) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=dtype.resolve())
+    return model.to(place)  # type: ignore[arg-type]
+
+
+def _strategies(names: list[str]) -> dict[str, Drafter] | None:
+    """By the name that they were given; None for all."""
+    if names == [ALL]:
+        return None
+    chosen = {}
+    for name in names:
+        strategy, _, arguments = name.partition(":")
+        chosen[name] = build_strategy(strategy, arguments or None)
+    return chosen
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A bar for each stage, on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=message_console()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage.capitalize(), total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def _print_checks(results: AuditResults, output: Path) -> None:
+    table = Table(box=None, show_header=False)
+    for check in results.checks:
+        outcome = Text("passed", style="green") if check.passed else Text("FAILED", style="bold red")
+        table.add_row(outcome, Text(check.name), Text(check.detail, style="dim"))
+    output_console().print(table)
+    message_console().print(Text(f"Report: {output / 'audit.html'}"))
+
+
+def _name(model: str) -> str:
+    """A report should not tell where its files lay."""
+    return Path(model).name if Path(model).is_dir() else model
+
+
+def _command_line() -> str:
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["hf-specdec", *words])
