@@ -50,7 +50,7 @@ class SpeculativeLM(HFLM):
         pretrained: folder or hub id of the target, or a loaded model.
         strategy: a registered name, or a `Drafter`.
         assistant: folder or hub id of the draft model, or a loaded model, for strategies that use one. It is loaded
-            with the same `dtype`, `revision` being its own default, and `trust_remote_code`, onto the same device.
+            with the same `dtype` and `trust_remote_code` as the target, onto the same device.
         verification: "keyed", or "rejection" with batch size 1.
         seed: of all sampling.
         arguments: settings of the strategy (`nodes=24`), and everything that lm-eval's `hf` takes.
@@ -172,19 +172,19 @@ class SpeculativeLM(HFLM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """As in `hf`."""
-        self._count_scored("loglikelihood", len(requests))
+        self._count_scored("loglikelihood", requests)
         answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """As in `hf`."""
-        self._count_scored("loglikelihood_rolling", len(requests))
+        self._count_scored("loglikelihood_rolling", requests)
         answers: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         return answers
 
-    def _count_scored(self, kind: str, count: int) -> None:
+    def _count_scored(self, kind: str, requests: list[Instance]) -> None:
         own = Report()
-        own.scored[kind] = count
+        own.scored[kind] = len({id(request) for request in requests})  # some come again as padding, see Prompt
         self._gather(own)
         if self.rank == 0:
             logger.info(NO_PART)
