@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
-from math import floor, log2
+from math import ceil, log2
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.cache import TreeCache
+from hf_specdec.compat import attention_implementation
 from hf_specdec.runner import ModelRunner
 from hf_specdec.tree import DraftTree, chain_parents
 
@@ -18,30 +20,32 @@ _EXTRA_NODES = 32
 _REPETITIONS = 3
 _SMALLEST = 2.0**-10
 
-_known: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.device, torch.dtype], float]] = (
+_lock = threading.Lock()
+_known: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.device, torch.dtype, str], float]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def row_cost(model: PreTrainedModel) -> float:
+def node_cost(model: PreTrainedModel) -> float:
     """The time of one more node in a forward, as a share of the time of a forward of one node.
 
     Measured once for a model on its device, with a few forwards of a short text; later calls remember it. About 0.001
-    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded down to
+    where a forward only reads weights (a large model on a GPU), 0.02 to 0.1 where it computes (a CPU). Rounded up to
     a power of two, so that it is the same, and with it the drafts, in nearly every process of a machine.
 
     Returns:
         At least 2**-10, at most 1.
     """
-    costs = _known.setdefault(model, {})
-    key = (model.device, model.dtype)
-    if key not in costs:
-        costs[key] = _rounded(_measure(model))
-    return costs[key]
+    key = (model.device, model.dtype, attention_implementation(model))
+    with _lock:  # one at a time: two measurements would disturb each other
+        costs = _known.setdefault(model, {})
+        if key not in costs:
+            costs[key] = _rounded(_measure(model))
+        return costs[key]
 
 
 def _rounded(share: float) -> float:
-    return 2.0 ** floor(log2(min(max(share, _SMALLEST), 1.0)))
+    return 2.0 ** ceil(log2(min(max(share, _SMALLEST), 1.0)))
 
 
 @torch.no_grad()

@@ -39,7 +39,8 @@ def decode(call: Call) -> None:
         call.keep(accepted)
         call.observe(drafter, tree, accepted, output)
         if call.emitter.done:
-            drafter.finish(call.context)
+            with call.drafting():
+                drafter.finish(call.context)
             return
         with call.drafting():
             tree = call.propose(drafter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from transformers import PreTrainedModel
 
@@ -23,8 +23,8 @@ class Auto(GrownDrafter):
     While none earns its time the text comes by plain decoding.
 
     Args:
-        parts: strategies whose sources are merged; `Suffix()` and `Recycling()` by default. Their own `nodes`,
-            `depth` and `node_cost` play no part.
+        parts: strategies whose sources are merged; `Suffix()` and `Recycling()` by default. They have no `nodes`,
+            `depth` or `node_cost` of their own.
         nodes, depth, node_cost: see `GrownDrafter`.
     """
 
@@ -43,6 +43,13 @@ class Auto(GrownDrafter):
                 raise ArgumentError(
                     f"Auto(parts=...) takes strategies that draw on sources, such as Suffix(), not {part!r}"
                 )
+            for one in fields(GrownDrafter):
+                value = getattr(part, one.name) if one.init else one.default
+                if value != one.default:
+                    raise ArgumentError(
+                        f"{one.name}={value!r} of {part.name} in Auto(parts=...) would play no part, since all parts "
+                        f"grow one tree: give it as Auto({one.name}={value!r})"
+                    )
 
     def check(self, target: PreTrainedModel) -> None:
         """Refuse what one of the parts refuses."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from hf_specdec.costs import row_cost
+from hf_specdec.costs import node_cost
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
-from hf_specdec.drafters.settings import require_whole
+from hf_specdec.drafters.settings import eos_tokens, require_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.sources.base import Source
 from hf_specdec.sources.growing import Acceptance, GrownRow, Pace, grow
@@ -37,6 +37,7 @@ class GrownDrafter(Drafter):
 
     _sources: list[Source] = field(init=False, repr=False, compare=False)
     _context: DraftContext = field(init=False, repr=False, compare=False)
+    _end_tokens: frozenset[int] = field(init=False, repr=False, compare=False)
     _acceptance: Acceptance = field(init=False, repr=False, compare=False)
     _paces: list[Pace] = field(init=False, repr=False, compare=False)
     _grown: Sequence[GrownRow | None] = field(init=False, repr=False, compare=False)
@@ -56,8 +57,9 @@ class GrownDrafter(Drafter):
         drafter = super().begin(context)
         drafter._sources = self.sources(context)
         drafter._context = context
+        drafter._end_tokens = eos_tokens(context.config)
         drafter._acceptance = Acceptance()
-        cost = row_cost(context.target) if self.node_cost is None else self.node_cost
+        cost = node_cost(context.target) if self.node_cost is None else self.node_cost
         rows = context.batch_size
         # A forward of B rows and one node each costs 1 + cost * (B - 1); a node of one row earns for that row alone.
         drafter._paces = [Pace(cost * rows / (1.0 + cost * (rows - 1))) for _ in range(rows)]
@@ -80,6 +82,7 @@ class GrownDrafter(Drafter):
             max_nodes=self.nodes,
             max_depth=min(self.depth, context.budgets[row]),
             least_score=pace.least_score,
+            end_tokens=self._end_tokens,
         )
         if not pace.pays(grown.scores):
             grown.cut()
@@ -87,18 +90,37 @@ class GrownDrafter(Drafter):
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
         """Give the guesses their outcome, and the sources the target's scores."""
-        for source in self._sources:
-            source.observe(tree, outputs.logits)
-        for row, (grown, path) in enumerate(zip(self._grown, accepted, strict=True)):
-            if grown is not None and path:
-                text = self._context.texts[row]
-                grown.learn(path, text[len(text) - len(path) :], self._acceptance)
-                self._paces[row].observe(len(grown.tokens) - 1, len(path))
+        for row, path in enumerate(accepted):
+            if not path:
+                continue
+            tokens = tree.tokens[row]
+            for source in self._sources:
+                source.observe(tokens, outputs.logits[row, : len(tokens)])
+            if self._context.budgets[row]:  # the text of a row that has ended may have been cut behind the path
+                self._learn(row, path)
+
+    def _learn(self, row: int, path: Sequence[int]) -> None:
+        grown, text = self._grown[row], self._context.texts[row]
+        if grown is not None:
+            grown.learn(path, text[len(text) - len(path) :], self._acceptance)
+            self._paces[row].observe(len(grown.tokens) - 1, len(path))
 
     def finish(self, context: DraftContext) -> None:
         """Hand the outputs to the sources."""
         outputs = [
-            text[len(text) - length :] for text, length in zip(context.texts, context.num_generated, strict=True)
+            _without_padding(text[len(text) - length :], self._end_tokens, context.config.pad_token_id)
+            for text, length in zip(context.texts, context.num_generated, strict=True)
         ]
         for source in self._sources:
             source.finish(outputs)
+
+
+def _without_padding(output: Sequence[int], end_tokens: frozenset[int], pad_token: int | None) -> list[int]:
+    """Rows that ended before others were padded: drop what stands behind the end."""
+    for length, token in enumerate(output, start=1):
+        if token in end_tokens:
+            return list(output[:length])
+    length = len(output)
+    while length and output[length - 1] == pad_token:
+        length -= 1
+    return list(output[:length])

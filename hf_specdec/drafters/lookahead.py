@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from hf_specdec.costs import row_cost
+from hf_specdec.costs import node_cost
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.lookahead_pool import NgramPool
 from hf_specdec.drafters.lookahead_window import LookaheadWindow
@@ -21,7 +21,7 @@ class _Size(NamedTuple):
     guesses: int
 
 
-# From this cost of a node on (see `row_cost`): these sizes. They gave the most tokens for the time, a forward of n
+# From this cost of a node on (see `node_cost`): these sizes. They gave the most tokens for the time, a forward of n
 # guesses counted as 1 + n * cost, on SmolLM2-135M-Instruct; the last are the paper's on an A100.
 _SIZES = (
     (2**-4, _Size(window=2, ngram=3, guesses=2)),
@@ -117,7 +117,7 @@ class Lookahead(Drafter):
         given = {name: getattr(self, name) for name in _Size._fields if getattr(self, name) is not None}
         if len(given) == len(_Size._fields):
             return _Size(**given)
-        cost = row_cost(context.target)
+        cost = node_cost(context.target)
         return next(size for least_cost, size in _SIZES if cost >= least_cost)._replace(**given)
 
 

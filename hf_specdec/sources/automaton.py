@@ -1,7 +1,7 @@
 """A suffix automaton that counts: every stretch of the texts seen so far, how often it occurred, and what followed.
 
-Blumer et al. 1985, built online: at most 2n states and 3n transitions for n tokens. Adding a token costs amortised
-constant time plus the counting, which is capped.
+Blumer et al. 1985, built online: at most 2n states and 3n transitions for n tokens. A token adds one state, sometimes
+a second one with a copy of another's transitions, and is counted in a capped number of contexts.
 """
 
 from __future__ import annotations
@@ -48,12 +48,20 @@ class SuffixAutomaton:
         Returns:
             The new state and length; `ROOT` and 0 if the token never occurred.
         """
+        state = self.settled(state, length)
         while token not in self.transitions[state]:
             if state == ROOT:
                 return ROOT, 0
             state = self.links[state]
             length = self.lengths[state]
-        return self.transitions[state][token], length + 1
+        state = self.transitions[state][token]
+        return self.settled(state, length + 1), length + 1
+
+    def settled(self, state: int, length: int) -> int:
+        """The state of a stretch of this length that stood at `state`: other texts may have split that since."""
+        while state != ROOT and length <= self.lengths[self.links[state]]:
+            state = self.links[state]
+        return state
 
     def _append(self, token: int) -> None:
         new = self._add_state({}, _NONE, self.lengths[self.end] + 1, 0)

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hf_specdec.tree import DraftTree
-
 
 class Guess(NamedTuple):
     """One opinion about the token that follows.
@@ -42,8 +40,8 @@ class Source(ABC):
     def guesses(self, state: Any) -> Sequence[Guess]:
         """What may follow there: a few different tokens."""
 
-    def observe(self, tree: DraftTree, logits: Tensor) -> None:  # noqa: B027
-        """Learn from a verified tree and the target's raw logits for its nodes, `[B, n, V]`."""
+    def observe(self, tokens: Sequence[int], logits: Tensor) -> None:  # noqa: B027
+        """Learn from a row's verified tree: the tokens of its n nodes and the target's raw logits there, `[n, V]`."""
 
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: B027
         """The call has ended well with these outputs, one a row."""

@@ -114,6 +114,7 @@ def grow(
     max_nodes: int,
     max_depth: int,
     least_score: float,
+    end_tokens: frozenset[int] = frozenset(),
 ) -> GrownRow:
     """Grow one row's tree. Where several sources guess a token, the one that is right most often speaks for it.
 
@@ -125,6 +126,7 @@ def grow(
         max_nodes: number of guesses.
         max_depth: of the deepest guess; 0 only looks at what the root's guesses would be.
         least_score: less likely guesses are left out.
+        end_tokens: tokens that nothing follows.
     """
     grown = GrownRow([text[-1]], [-1])
     depths = [0]
@@ -139,6 +141,7 @@ def grow(
                 if score * candidate.rate > least_score:
                     heapq.heappush(heap, (-score * candidate.rate, next(order), node, candidate))
 
+    nowhere = [None] * len(sources)
     expand(0, 1.0, [source.start(row, text) for source in sources])
     while heap and len(grown.tokens) <= max_nodes:
         negative, _, parent, candidate = heapq.heappop(heap)
@@ -146,7 +149,8 @@ def grow(
         grown.parents.append(parent)
         grown.scores.append(-negative)
         depths.append(depths[parent] + 1)
-        expand(len(depths) - 1, -negative, candidate.states)
+        ended = grown.tokens[-1] in end_tokens
+        expand(len(depths) - 1, -negative, nowhere if ended else candidate.states)
     return grown
 
 

@@ -52,7 +52,8 @@ class OwnText(Source):
 
 def continuations(match: Match, origin: str) -> list[Guess]:
     """What followed a match, most frequent first; `origin` sets its statistics apart."""
-    automaton, state, length = match
+    automaton, length = match.automaton, match.length
+    state = automaton.settled(match.state, length)
     followers, counts = automaton.transitions[state], automaton.counts
     if len(followers) > _MAX_FOLLOWERS:
         return []

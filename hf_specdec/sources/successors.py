@@ -13,18 +13,17 @@ from os import PathLike
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.cache import TreeCache
 from hf_specdec.errors import ArgumentError
-from hf_specdec.runner import ModelRunner
+from hf_specdec.runner import ModelRunner, check_attention, check_runnable
 from hf_specdec.sources.base import Guess, Source
-from hf_specdec.tree import DraftTree
+from hf_specdec.sources.files import read_tensors, write_tensors
 
 _FORMAT = "hf_specdec successor table 1"
+_PARTS = ("tokens", "weights", "seen")
 _LEAST_STEP = 0.1  # of an average that has seen much
 # Guesses are told apart by their weight, in these classes; lighter ones are not worth a look.
 _WEIGHT_CLASSES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
@@ -34,7 +33,7 @@ _BELIEFS = (0.4, 0.65, 0.9)
 
 
 class SuccessorTable:
-    """For each token the tokens that the target found likeliest to follow it, with their average probability.
+    """For each token the tokens that the target found likeliest to follow it, with their average share.
 
     Lives as long as its owner: give one table to several calls (`Recycling(table=...)`, `Auto`) and it goes on
     learning. `fill` asks the model about every token once, so that nothing is unknown in the first call.
@@ -69,7 +68,7 @@ class SuccessorTable:
         return int((self._seen > 0).sum())
 
     def successors(self, token: int) -> tuple[int, list[tuple[int, float]]]:
-        """How often a token was seen, and its successors with their average probability, likeliest first."""
+        """How often a token was seen, and its successors with their average share, likeliest first."""
         with self._lock:
             pairs = zip(self._tokens[token].tolist(), self._weights[token].tolist(), strict=True)
             return int(self._seen[token]), [pair for pair in pairs if pair[1] > 0]
@@ -78,12 +77,16 @@ class SuccessorTable:
         """Average in what the target said after some tokens.
 
         Args:
-            tokens: m ids.
-            logits: its raw logits for the tokens that follow, `[m, V]`.
+            tokens: m ids. Of equal ones the first counts: in a tree that is the likelier place.
+            logits: its raw logits for the tokens that follow, `[m, V]`. Rows that are not finite are left out.
         """
         top = logits[:, : self.vocab_size].topk(self.num_successors, dim=-1)
-        weights = top.values.float().softmax(-1)  # of the likeliest alone: as good a measure, and no pass over V
-        self._average(np.asarray(tokens), top.indices.cpu().numpy().astype(np.int32), weights.cpu().numpy())
+        # A share among the likeliest alone: as good a measure as a probability, and no pass over V.
+        weights = top.values.float().softmax(-1).cpu().numpy()
+        ids, firsts = np.unique(np.asarray(tokens), return_index=True)
+        usable = np.isfinite(weights[firsts]).all(axis=1)
+        ids, firsts = ids[usable], firsts[usable]
+        self._average(ids, top.indices.cpu().numpy().astype(np.int32)[firsts], weights[firsts])
 
     def _average(
         self, tokens: NDArray[np.int64], new_tokens: NDArray[np.int32], new_weights: NDArray[np.float32]
@@ -116,10 +119,16 @@ class SuccessorTable:
             batch_size: tokens asked about in one forward.
 
         Raises:
-            ArgumentError: the model's vocabulary has another size, or knows no such prefix.
+            ArgumentError: the model's vocabulary has another size or knows no such prefix; a bad `batch_size`.
+            UnsupportedError: its attention takes no dense mask, or it cannot be driven at all.
         """
         check_vocab_size(self, model)
-        start = [] if model.config.bos_token_id is None else [model.config.bos_token_id]
+        check_runnable(model)
+        check_attention(model, chains_only=False, single_row=True)
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ArgumentError(f"fill(batch_size={batch_size!r}) must be a whole number of at least 1")
+        begin = model.config.get_text_config(decoder=True).bos_token_id
+        start = [] if begin is None else [begin]
         prefix = start if prefix is None else list(prefix)
         if not all(isinstance(token, int) and 0 <= token < self.vocab_size for token in prefix):
             raise ArgumentError(f"fill(prefix={prefix!r}) must hold token ids below {self.vocab_size}")
@@ -136,11 +145,9 @@ class SuccessorTable:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table as a safetensors file."""
         with self._lock:
-            tensors = {
-                name: torch.from_numpy(one.copy())
-                for name, one in (("tokens", self._tokens), ("weights", self._weights), ("seen", self._seen))
-            }
-        save_file(tensors, path, {"format": _FORMAT})
+            arrays = zip(_PARTS, (self._tokens, self._weights, self._seen), strict=True)
+            tensors = {name: torch.from_numpy(one.copy()) for name, one in arrays}
+        write_tensors(path, tensors, _FORMAT)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> SuccessorTable:
@@ -149,16 +156,17 @@ class SuccessorTable:
         Raises:
             ArgumentError: the file is missing or holds something else.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("format") != _FORMAT:
-                    raise ArgumentError(f"{str(path)!r} is not a successor table of this version")
-                tokens, weights, seen = (file.get_tensor(name).numpy() for name in ("tokens", "weights", "seen"))
-        except (OSError, SafetensorError) as error:
-            raise ArgumentError(f"cannot read the successor table {str(path)!r}: {error}") from error
+        tensors = read_tensors(path, _PARTS, _FORMAT)
+        tokens, weights, seen = (tensors[name].numpy() for name in _PARTS)
         table = cls(*tokens.shape)
-        table._tokens, table._weights, table._seen = tokens.copy(), weights.copy(), seen.copy()
+        if weights.shape != tokens.shape or seen.shape != tokens.shape[:1] or not _are_below(tokens, tokens.shape[0]):
+            raise ArgumentError(f"the parts of the successor table {str(path)!r} do not fit each other")
+        table._tokens[:], table._weights[:], table._seen[:] = tokens, weights, seen
         return table
+
+
+def _are_below(tokens: NDArray[np.int32], limit: int) -> bool:
+    return bool((tokens >= 0).all() and (tokens < limit).all())
 
 
 def check_vocab_size(table: SuccessorTable, target: PreTrainedModel) -> None:
@@ -196,7 +204,6 @@ class Successors(Source):
                 guesses.append(Guess(token, ("successors", age, weight_class), _BELIEFS[age] * weight, token))
         return guesses
 
-    def observe(self, tree: DraftTree, logits: Tensor) -> None:
+    def observe(self, tokens: Sequence[int], logits: Tensor) -> None:
         """Learn from all nodes, accepted or not."""
-        for tokens, row_logits in zip(tree.tokens, logits, strict=True):
-            self._table.observe(tokens, row_logits[: len(tokens)])
+        self._table.observe(tokens, logits)

@@ -26,6 +26,7 @@ from hf_specdec import (
     generate,
 )
 
+PAD = 96
 PROMPT = torch.tensor([[5, 9, 11, 5, 9, 30, 2, 5, 9]])
 
 
@@ -66,24 +67,38 @@ def test_a_store_that_does_not_learn_stays_as_it_is(target: PreTrainedModel) -> 
     assert len(store) == 0
 
 
-def test_outputs_of_all_rows_are_stored_without_their_padding(target: PreTrainedModel) -> None:
-    store = SuffixStore()
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("ends_by", ["eos", "criterion"])
+def test_outputs_of_all_rows_are_stored_without_their_padding(
+    target: PreTrainedModel, lockstep: bool, ends_by: str
+) -> None:
+    store, table = SuffixStore(), SuccessorTable(zoo.VOCAB_SIZE)
     text = run(target, "none").sequences[0, PROMPT.shape[1] :].tolist()
-    end = text[7]
+    end = max(set(text), key=text.index)  # the token that occurs for the first time as late as possible
     length = text.index(end) + 1
+    assert length > 5
     prompt = torch.cat([PROMPT, PROMPT.flip(1)])
-    generate(
+
+    def stop(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        return ids[:, -1] == end
+
+    output = generate(
         target,
         prompt,
         attention_mask=torch.ones_like(prompt),
-        strategy=Suffix(store=store),
+        strategy=Auto(parts=[Suffix(store=store), Recycling(table=table)], node_cost=0),
         do_sample=False,
         max_new_tokens=40,
-        eos_token_id=end,
-        pad_token_id=0,
+        eos_token_id=end if ends_by == "eos" else PAD - 1,
+        stopping_criteria=[stop],
+        pad_token_id=PAD,
+        output_scores=lockstep,
+        return_dict_in_generate=True,
     )
-    shelf = store._new.tokens.tolist()
-    assert shelf[: length + 1] == [*text[:length], -1]
+    outputs = output.sequences[:, PROMPT.shape[1] :].tolist()
+    assert outputs[0][length:] == [PAD] * (len(outputs[0]) - length) != []
+    assert store._new.tokens.tolist() == [*text[:length], -1, *(t for t in outputs[1] if t != PAD), -1]
+    assert table.successors(PAD)[0] == 0
 
 
 def test_nothing_is_stored_when_the_call_fails(target: PreTrainedModel) -> None:
@@ -207,6 +222,12 @@ def test_what_is_no_store_no_table_and_no_part_is_refused() -> None:
     for parts in ([], "suffix", [SuffixStore()]):
         with pytest.raises(ArgumentError, match="parts"):
             Auto(parts=parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{"nodes": 3}, {"depth": 2}, {"node_cost": 0.5}])
+def test_parts_have_no_tree_of_their_own(settings: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(settings))):
+        Auto(parts=[Suffix(**settings)])
 
 
 @pytest.mark.parametrize("united", [False, True])

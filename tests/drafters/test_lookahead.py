@@ -266,7 +266,7 @@ def test_text_that_repeats_is_guessed() -> None:
 
 def test_sizes_follow_the_cost_of_a_node(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes(drafter: Lookahead, cost: float) -> tuple[int, int, int]:
-        monkeypatch.setattr(lookahead, "row_cost", lambda model: cost)
+        monkeypatch.setattr(lookahead, "node_cost", lambda model: cost)
         return drafter._size(context([[1, 2]], target=target))
 
     assert sizes(Lookahead(), 2**-10) == (15, 5, 15)
@@ -280,7 +280,7 @@ def test_sizes_follow_the_cost_of_a_node(target: PreTrainedModel, monkeypatch: p
 def test_cost_is_not_measured_when_all_sizes_are_given(
     target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookahead, "row_cost", lambda model: pytest.fail("measured"))
+    monkeypatch.setattr(lookahead, "node_cost", lambda model: pytest.fail("measured"))
 
     generate(target, **texts.inputs(texts.prompt(6)), max_new_tokens=4, do_sample=False, strategy=Lookahead(2, 2, 2))
 

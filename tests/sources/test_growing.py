@@ -91,6 +91,12 @@ def test_a_source_that_did_not_guess_a_token_has_no_say_behind_it() -> None:
     assert (1, 3) not in paths(row)
 
 
+def test_nothing_grows_behind_the_end_of_a_text() -> None:
+    source = Table({0: {1: 0.9, 2: 0.5}, 1: {3: 0.9}, 2: {3: 0.9}})
+    row = grow([source], 0, [0], Acceptance(), max_nodes=9, max_depth=9, least_score=0.0, end_tokens=frozenset({1}))
+    assert paths(row) == [(1,), (2,), (2, 3)]
+
+
 def test_sources_that_were_wrong_lose_their_nodes_to_those_that_were_right() -> None:
     boaster, modest = Table({0: {1: 0.9}}, "boaster"), Table({0: {2: 0.2}}, "modest")
     acceptance = Acceptance()

@@ -6,11 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import ones
 from transformers import PreTrainedTokenizerFast
 
 from hf_specdec import ArgumentError, SuffixStore
+from hf_specdec.sources.automaton import ROOT
 from hf_specdec.sources.store import StoredTexts
 
 
@@ -109,7 +112,7 @@ def test_files_and_texts_are_encoded(tmp_path: Path, tiny_tokenizer: PreTrainedT
     assert ids[3] in follow(from_file, ids[:3])
 
 
-@pytest.mark.parametrize("max_tokens", [0, 1, -5, 2.0, True, None])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3, -5, 8.0, True, None])
 def test_bad_bounds_are_refused(max_tokens: object) -> None:
     with pytest.raises(ArgumentError, match="max_tokens"):
         SuffixStore(max_tokens=max_tokens)  # type: ignore[arg-type]
@@ -121,6 +124,45 @@ def test_only_token_ids_are_taken(tokens: list[int]) -> None:
     with pytest.raises(ArgumentError, match="token ids"):
         store.add(tokens)
     assert len(store) == 0
+
+
+def test_one_string_is_not_taken_letter_by_letter(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    store = SuffixStore()
+    with pytest.raises(ArgumentError, match="texts"):
+        store.add_texts("the boat", tiny_tokenizer)
+    with pytest.raises(ArgumentError, match="paths"):
+        store.add_files("boat.txt", tiny_tokenizer)
+    assert len(store) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=12), st.integers(4, 30))
+def test_the_bound_holds(texts: list[list[int]], max_tokens: int) -> None:
+    store = SuffixStore(max_tokens)
+    for text in texts:
+        store.add(text)
+        assert len(store) <= max_tokens
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=6),
+    read=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+)
+def test_what_others_add_meanwhile_changes_no_match(texts: list[list[int]], read: list[int]) -> None:
+    """Adding may split the state that a match stands at; whoever reads on must agree with one who starts afresh."""
+    store = SuffixStore()
+    source = StoredTexts(store, 1)
+    for length, token in enumerate(read):
+        source.start(0, read[: length + 1])
+        store.add(texts[(length + token) % len(texts)])
+    match, afresh = source.start(0, [*read, 1]), StoredTexts(store, 1).start(0, [*read, 1])
+    if match is not None:
+        assert afresh is not None
+        assert match.length <= afresh.length  # what was added behind the match's back may make a longer one
+        text = [*read, 1][-match.length :]
+        state = ROOT
+        for token in text:
+            state = match.automaton.transitions[state][token]
+        assert match.state == state
 
 
 def test_unreadable_files_are_named(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:

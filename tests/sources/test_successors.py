@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import zoo
-from hf_specdec import ArgumentError, DraftTree, SuccessorTable
+from hf_specdec import ArgumentError, SuccessorTable, UnsupportedError
 from hf_specdec.sources.successors import Successors
 
 
@@ -46,13 +46,23 @@ def test_late_observations_keep_a_tenth() -> None:
     assert weights[3] == pytest.approx(0.09, abs=1e-3)
 
 
-def test_nodes_of_all_rows_are_learned_and_padding_is_not() -> None:
+def test_of_equal_tokens_the_first_node_counts() -> None:
     table = SuccessorTable(10, num_successors=2)
-    tree = DraftTree([[1, 2, 3], [4]], [[-1, 0, 1], [-1]])
-    logits = torch.stack([logits_of({(row * 3 + node): 1.0}) for row in range(2) for node in range(3)]).view(2, 3, 10)
-    Successors(table).observe(tree, logits)
-    assert {token: table.successors(token)[1][0][0] for token in (1, 2, 3, 4)} == {1: 0, 2: 1, 3: 2, 4: 3}
-    assert len(table) == 4
+    rows = torch.stack([logits_of({7: 1.0}), logits_of({8: 1.0}), logits_of({9: 1.0})])
+    Successors(table).observe([4, 5, 4], rows)
+    assert {token: table.successors(token)[1][0][0] for token in (4, 5)} == {4: 7, 5: 8}
+    assert table.successors(4)[0] == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite_are_left_out(value: float) -> None:
+    table = SuccessorTable(10, num_successors=3)
+    table.observe([4], logits_of({1: 0.7, 2: 0.3})[None])
+    before = table.successors(4)
+    broken = torch.full((10,), value)
+    table.observe([4, 5], torch.stack([broken, logits_of({1: 1.0})]))
+    assert table.successors(4) == before
+    assert table.successors(5)[0] == 1
 
 
 def test_a_vocabulary_padded_in_the_logits_is_cut() -> None:
@@ -104,6 +114,27 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert (loaded.vocab_size, loaded.num_successors, len(loaded)) == (10, 3, 2)
     for token in range(10):
         assert loaded.successors(token) == table.successors(token)
+
+
+def test_a_table_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
+    table = SuccessorTable(10, num_successors=3)
+    table._tokens[2, 1] = 10
+    table.save(tmp_path / "table.safetensors")
+    with pytest.raises(ArgumentError, match="do not fit"):
+        SuccessorTable.load(tmp_path / "table.safetensors")
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0])
+def test_fill_refuses_a_batch_size_below_one(batch_size: int) -> None:
+    with pytest.raises(ArgumentError, match="batch_size"):
+        SuccessorTable(zoo.VOCAB_SIZE).fill(zoo.make("llama"), batch_size=batch_size)
+
+
+def test_fill_refuses_attention_without_a_dense_mask() -> None:
+    model = zoo.make("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedError, match="sdpa"):
+        SuccessorTable(zoo.VOCAB_SIZE).fill(model)
 
 
 def test_files_that_are_no_table_are_named(tmp_path: Path) -> None:
