@@ -48,6 +48,7 @@ def choose_arms(
 
     Raises:
         SpecDecError: a strategy that was named cannot run.
+        ArgumentError: no strategy is left, or none uses the draft model.
     """
     chosen, skipped = [], {}
     for name, drafter in (_registered() if strategies is None else strategies).items():
@@ -59,6 +60,8 @@ def choose_arms(
             skipped[name] = str(error)
     if not chosen:
         raise ArgumentError("no strategy is left to audit; name one")
+    if assistant is not None and all(arm.assistant is None for arm in chosen):
+        raise ArgumentError("none of the strategies uses the draft model: drop it, or add one such as 'tree'")
     return chosen, skipped
 
 

@@ -94,7 +94,7 @@ def law_record(
     tokens = torch.tensor(text, device=p.device)
     strata = [ALL] * len(text) if proposals is None else [one.stratum for one in proposals]
     log_p = torch.where(p > 0, p, 1.0).log()
-    _add(record, LOG_LIKELIHOOD, strata, _moments(p, log_p, tokens))
+    _add(record, LOG_LIKELIHOOD, strata, moments(p, log_p, tokens))
     values = randomised_pit(p, tokens, generator)
     for stratum, value in zip(strata, values, strict=True):
         for name in {ALL, stratum}:
@@ -110,18 +110,18 @@ def _add_drafts(record: LawRecord, p: Tensor, log_p: Tensor, tokens: Tensor, pro
     if drawn:
         q = torch.stack([one.q for one in proposals if one.q is not None]).to(p)
         ratio = (q.clamp_min(1e-300).log() - log_p[drawn]).clamp(-_RATIO_LIMIT, _RATIO_LIMIT)
-        _add(record, LOG_RATIO, [proposals[i].stratum for i in drawn], _moments(p[drawn], ratio, tokens[drawn]))
+        _add(record, LOG_RATIO, [proposals[i].stratum for i in drawn], moments(p[drawn], ratio, tokens[drawn]))
     if guessed:
         members = torch.zeros(len(guessed), p.shape[1], dtype=p.dtype, device=p.device)
         for i, index in enumerate(guessed):
             one = proposals[index]
             members[i, list(one.picked) if one.q is None else one.q.topk(_TOP_OF_Q).indices.tolist()] = 1.0
         _add(
-            record, MEMBERSHIP, [proposals[i].stratum for i in guessed], _moments(p[guessed], members, tokens[guessed])
+            record, MEMBERSHIP, [proposals[i].stratum for i in guessed], moments(p[guessed], members, tokens[guessed])
         )
 
 
-def _moments(p: Tensor, f: Tensor, tokens: Tensor) -> list[Sums]:
+def moments(p: Tensor, f: Tensor, tokens: Tensor) -> list[Sums]:
     """For each token f(x) minus its mean, and variance and third central moment of f, all under p."""
     f = torch.where(p > 0, f, 0.0)
     centred = f - (p * f).sum(-1, keepdim=True)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from scipy import stats  # type: ignore[import-untyped]
 
 from hf_specdec.audit.law import PIT
-from hf_specdec.audit.results import AuditResults, Test
+from hf_specdec.audit.results import AuditResults, FamilyTest
 
 _CONTROL, _STRATEGY, _LIMIT = "#b3362c", "#2c6fb3", "#777777"
 _SMALLEST_P = 1e-30
@@ -31,7 +31,7 @@ def draw(name: str, results: AuditResults) -> str:
 
 def _law(results: AuditResults) -> Figure:
     """Every p-value of every arm, controls below the strategies."""
-    groups: dict[str, list[Test]] = {}
+    groups: dict[str, list[FamilyTest]] = {}
     for test in results.tests:
         groups.setdefault(f"{test.arm}, {test.verification}", []).append(test)
     controls = {row.name: row.tests for row in results.controls if row.tests}

@@ -51,7 +51,7 @@ class IdentityRow:
 
 
 @dataclass(frozen=True)
-class Test:
+class FamilyTest:
     """One member of the family of tests.
 
     Attributes:
@@ -91,7 +91,7 @@ class ControlRow:
     failed: bool
     intact: bool
     evidence: str
-    tests: list[Test] = field(default_factory=list)
+    tests: list[FamilyTest] = field(default_factory=list)
 
     @property
     def as_it_should(self) -> bool:
@@ -131,7 +131,7 @@ class AuditResults:
     skipped: dict[str, str]
     exact: bool
     identity: list[IdentityRow]
-    tests: list[Test]
+    tests: list[FamilyTest]
     controls: list[ControlRow]
     pit: dict[str, list[float]]
     checks: list[Check]
@@ -184,14 +184,14 @@ def identity_row(
     )
 
 
-def law_tests(arm: str, verification: str, temperature: float, law: LawRecord) -> list[Test]:
+def law_tests(arm: str, verification: str, temperature: float, law: LawRecord) -> list[FamilyTest]:
     """All tests of one arm that have enough tokens."""
     outcomes = [
         (test, stratum, z_test(sums)) for test, strata in law.sums.items() for stratum, sums in sorted(strata.items())
     ]
     outcomes += [(PIT, stratum, ks_test(values)) for stratum, values in sorted(law.pit.items())]
     return [
-        Test(arm, verification, temperature, test, stratum, outcome)
+        FamilyTest(arm, verification, temperature, test, stratum, outcome)
         for test, stratum, outcome in outcomes
         if outcome is not None
     ]
@@ -199,26 +199,26 @@ def law_tests(arm: str, verification: str, temperature: float, law: LawRecord) -
 
 def metric_test(
     arm: str, verification: str, temperature: float, metric: str, pairs: Sequence[tuple[float, float]], seed: int
-) -> Test | None:
+) -> FamilyTest | None:
     """A paired bootstrap of (strategy, stock), one pair a document."""
     result = paired_bootstrap([mine - stocks for mine, stocks in pairs], seed)
     if result is None:
         return None
     mean, low, high, p_value = result
     outcome = Outcome(mean, p_value, len(pairs), (high - low) / 3.92)
-    return Test(arm, verification, temperature, metric, "documents", outcome, interval=(mean, low, high))
+    return FamilyTest(arm, verification, temperature, metric, "documents", outcome, interval=(mean, low, high))
 
 
-def adjust(tests: Sequence[Test], alpha: float) -> list[Test]:
+def adjust(tests: Sequence[FamilyTest], alpha: float) -> list[FamilyTest]:
     """The same tests with Holm's p-values and the bias each could have detected."""
     adjusted = holm([test.outcome.p_value for test in tests])
     return [
-        Test(**(vars(test) | {"adjusted": p_value, "detectable": _detectable(test, alpha, len(tests))}))
+        FamilyTest(**(vars(test) | {"adjusted": p_value, "detectable": _detectable(test, alpha, len(tests))}))
         for test, p_value in zip(tests, adjusted, strict=True)
     ]
 
 
-def _detectable(test: Test, alpha: float, family_size: int) -> float | None:
+def _detectable(test: FamilyTest, alpha: float, family_size: int) -> float | None:
     if test.outcome.spread == 0:
         return None
     find = detectable_distance if test.test == PIT else detectable_bias

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
-from hf_specdec.audit.results import AuditResults, Test
+from hf_specdec.audit.results import AuditResults, FamilyTest
 
 _MAX_PLACES = 60
 _MAX_TESTS = 12
@@ -105,7 +105,7 @@ def _identity(results: AuditResults) -> Section:
 
 
 def _law(results: AuditResults) -> Section:
-    groups: dict[tuple[str, str, float], list[Test]] = {}
+    groups: dict[tuple[str, str, float], list[FamilyTest]] = {}
     for test in results.tests:
         if test.stratum != "documents":
             groups.setdefault((test.arm, test.verification, test.temperature), []).append(test)
@@ -220,7 +220,7 @@ def _setup(results: AuditResults) -> Section:
     return Section("Setup", text, [Table(["", ""], rows)])
 
 
-def _detectable(tests: Sequence[Test], name: str) -> str:
+def _detectable(tests: Sequence[FamilyTest], name: str) -> str:
     whole = [test.detectable for test in tests if test.test == name and test.stratum == ALL]
     return _number(whole[0] if whole else None, "{:.2g}")
 

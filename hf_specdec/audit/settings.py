@@ -39,6 +39,7 @@ class AuditSettings:
         values = self.temperatures
         if not values or any(isinstance(t, bool) or not isinstance(t, int | float) or t < 0 for t in values):
             raise ArgumentError(f"temperatures={values!r} must be one number or more, none below 0")
+        object.__setattr__(self, "temperatures", tuple(float(value) for value in values))
         if len(set(values)) < len(values):
             raise ArgumentError(f"temperatures={values!r} names one temperature twice")
         for name in ("max_new_tokens", "law_tokens", "control_tokens", "rows"):

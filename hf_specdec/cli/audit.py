@@ -94,7 +94,8 @@ def audit(
 
 def _load(name: str, dtype: Dtype, place: torch.device) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=dtype.resolve())
-    return model.to(place)  # type: ignore[arg-type]
+    model.to(place)  # type: ignore[arg-type]
+    return model
 
 
 def _strategies(names: list[str]) -> dict[str, Drafter] | None:

@@ -1,0 +1,50 @@
+"""The verdict, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hf_specdec.audit.results import Check, ControlRow, FamilyTest, IdentityRow
+from hf_specdec.audit.settings import AuditSettings
+from hf_specdec.audit.work import STOCK_BATCH
+
+
+def identity_checks(rows: Sequence[IdentityRow], settings: AuditSettings, exact: bool) -> list[Check]:
+    """One for each temperature, and one for the marks."""
+    checks = []
+    for temperature in settings.temperatures:
+        mine = [row for row in rows if row.temperature == temperature and row.arm != STOCK_BATCH]
+        faulty = [row.arm for row in mine if row.faults]
+        tokens = sum(row.tokens for row in mine)
+        ties = sum(row.ties for row in mine)
+        detail = f"{tokens} tokens compared"
+        detail += "" if exact else f", {ties} ties within {settings.tie_units:g} units of rounding"
+        detail += f"; faults in: {', '.join(faulty)}" if faulty else ", no fault"
+        checks.append(Check(f"token identity at temperature {temperature:g}", not faulty, detail))
+    changed = sum(row.marks_changed or 0 for row in rows if row.arm != STOCK_BATCH)
+    if exact and any(row.marks_changed is not None for row in rows):
+        checks.append(Check("task marks with the same seed", not changed, f"{changed} documents marked otherwise"))
+    return checks
+
+
+def law_checks(tests: Sequence[FamilyTest], settings: AuditSettings) -> list[Check]:
+    """One for the whole family; a family without members proves nothing."""
+    if not settings.sampled:
+        return []
+    refused = [test for test in tests if test.adjusted <= settings.alpha]
+    smallest = min((test.outcome.p_value for test in tests), default=1.0)
+    detail = f"{len(tests)} tests, smallest p = {smallest:.2g}, Holm at {settings.alpha:g}"
+    detail += "".join(
+        f"; {test.arm}, {test.verification}, {test.temperature:g}: {test.test}, {test.stratum}" for test in refused
+    )
+    return [Check("law of sampled tokens and task metrics", bool(tests) and not refused, detail)]
+
+
+def control_checks(rows: Sequence[ControlRow]) -> list[Check]:
+    """One for each control."""
+    checks = []
+    for row in rows:
+        outcome = "failed" if row.failed else "passed"
+        rightly = "as it should" if row.as_it_should else "as it should not"
+        checks.append(Check(f"control: {row.name}", row.as_it_should, f"{outcome}, {rightly}; {row.evidence}"))
+    return checks

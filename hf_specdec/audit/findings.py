@@ -1,0 +1,162 @@
+"""From the finished work to the results: rows, the family of tests, controls, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hf_specdec.audit.arms import KEYED, REJECTION, Arm
+from hf_specdec.audit.checks import control_checks, identity_checks, law_checks
+from hf_specdec.audit.controls import LAW, Control
+from hf_specdec.audit.differences import is_exact
+from hf_specdec.audit.law import ALL
+from hf_specdec.audit.results import (
+    AuditResults,
+    ControlRow,
+    FamilyTest,
+    IdentityRow,
+    adjust,
+    by_document,
+    identity_row,
+    law_tests,
+    merged,
+    metric_test,
+)
+from hf_specdec.audit.work import STOCK, STOCK_BATCH, Work, is_fault
+from hf_specdec.bench import Provenance
+
+_PIT_POINTS = 200
+
+
+def collect(
+    work: Work,
+    provenance: Provenance,
+    described: dict[str, str],
+    skipped: dict[str, str],
+    control_records: Sequence[tuple[Control, list[dict[str, Any]]]],
+) -> AuditResults:
+    """Everything that the journal of a finished run says."""
+    settings, exact = work.settings, is_exact(work.model)
+    identity = [
+        _identity_row(work, temperature, name)
+        for temperature in settings.temperatures
+        for name in [STOCK_BATCH, *(arm.name for arm in work.arms)]
+    ]
+    tests, pit = _all_tests(work, exact)
+    family = adjust(tests, settings.alpha)
+    control_rows = [_control_row(work, control, records, len(tests)) for control, records in control_records]
+    return AuditResults(
+        provenance=provenance,
+        settings=asdict(settings),
+        documents=[one.document.document_id for one in work.documents],
+        strategies=described,
+        skipped=skipped,
+        exact=exact,
+        identity=identity,
+        tests=family,
+        controls=control_rows,
+        pit=pit,
+        checks=[
+            *identity_checks(identity, settings, exact),
+            *law_checks(family, settings),
+            *control_checks(control_rows),
+        ],
+    )
+
+
+def _identity_row(work: Work, temperature: float, name: str) -> IdentityRow:
+    ids = [one.document.document_id for one in work.documents]
+    records = [work.journal[str(("identity", temperature, document, name))] for document in ids]
+    references = [work.journal[str(("identity", temperature, document, STOCK))] for document in ids]
+    return identity_row(name, temperature, records, references, ids)
+
+
+def _all_tests(work: Work, exact: bool) -> tuple[list[FamilyTest], dict[str, list[float]]]:
+    """The family, in a fixed order, and the PIT values of every sample as quantiles."""
+    tests: list[FamilyTest] = []
+    pit: dict[str, list[float]] = {}
+    for temperature in work.settings.sampled:
+        stock = list(work.law_records(temperature, STOCK, None))
+        samples: list[tuple[str, Arm | None]] = [
+            (STOCK, None),
+            *((verification, arm) for verification in (KEYED, REJECTION) for arm in work.arms),
+        ]
+        for verification, arm in samples:
+            records = list(work.law_records(temperature, verification, arm))
+            name = STOCK if arm is None else arm.name
+            law = merged(records)
+            tests += law_tests(name, verification, temperature, law)
+            pit[f"{name}, {verification}, {temperature}"] = _quantiles(law.pit.get(ALL, []))
+            if arm is not None:
+                tests += _sampled_metrics(work, name, verification, temperature, records, stock)
+    if not exact:
+        tests += _rounded_metrics(work)
+    return tests, pit
+
+
+def _sampled_metrics(
+    work: Work,
+    name: str,
+    verification: str,
+    temperature: float,
+    records: Sequence[dict[str, Any]],
+    stock: Sequence[dict[str, Any]],
+) -> list[FamilyTest]:
+    """Fresh randomness: texts differ, marks and lengths must agree on average."""
+    found = []
+    for metric in ("right", "lengths"):
+        mine, stocks = by_document(records, metric), by_document(stock, metric)
+        pairs = [(mine[document], stocks[document]) for document in sorted(mine.keys() & stocks.keys())]
+        seed = work.settings.seed_of("bootstrap", name, verification, temperature, metric)
+        found.append(metric_test(name, verification, temperature, metric, pairs, seed))
+    return [test for test in found if test is not None]
+
+
+def _rounded_metrics(work: Work) -> list[FamilyTest]:
+    """In 16 bit texts may part at ties, so marks must agree on average only."""
+    tests = []
+    for temperature in work.settings.temperatures:
+        for arm in work.arms:
+            pairs = []
+            for one in work.documents:
+                mine, stocks = (
+                    work.journal[str(("identity", temperature, one.document.document_id, name))]["right"]
+                    for name in (arm.name, STOCK)
+                )
+                if stocks is not None:
+                    pairs.append((float(mine), float(stocks)))
+            seed = work.settings.seed_of("bootstrap", arm.name, temperature)
+            test = metric_test(arm.name, "same seed", temperature, "right", pairs, seed)
+            tests += [] if test is None else [test]
+    return tests
+
+
+def _quantiles(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[(2 * i + 1) * len(ordered) // (2 * _PIT_POINTS)] for i in range(_PIT_POINTS)] if ordered else []
+
+
+def _control_row(work: Work, control: Control, records: list[dict[str, Any]], family_size: int) -> ControlRow:
+    if control.check != LAW:
+        faults = [record for record in records if is_fault(record)]
+        tokens = sum(record["tokens"] for record in records)
+        evidence = f"{len(records)} documents, {tokens} tokens, no difference beyond rounding"
+        if faults:
+            place = faults[0]["difference"]
+            gap = "the text ends" if place["units"] is None else f"gap {place['units']:.3g} units of rounding"
+            evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}"
+        return ControlRow(control.name, control.fault, control.check, bool(faults), control.intact, evidence)
+    temperature = max(work.settings.sampled)
+    tests = law_tests(control.name, REJECTION, temperature, merged(records))
+    # As strict as the first step of Holm for the strategies' tests and these.
+    level = work.settings.alpha / (family_size + len(tests))
+    hits = sorted((test for test in tests if test.outcome.p_value <= level), key=lambda test: test.outcome.p_value)
+    worst = min(tests, key=lambda test: test.outcome.p_value, default=None)
+    evidence = "too few tokens to test"
+    if worst is not None:
+        evidence = (
+            f"{len(hits)} of {len(tests)} tests; clearest: {worst.test}, {worst.stratum}, "
+            f"statistic {worst.outcome.statistic:.3g}, p = {worst.outcome.p_value:.1e}"
+        )
+    return ControlRow(control.name, control.fault, control.check, bool(hits), control.intact, evidence, tests)

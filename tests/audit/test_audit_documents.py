@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import audits
+from hf_specdec import ArgumentError
+from hf_specdec.audit import AuditSettings, Document, read_all_documents, read_documents
+from hf_specdec.audit.documents import encode_documents, fingerprint
+from hf_specdec.audit.metrics import is_right
+
+
+def write(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def question(number: int, category: str) -> dict[str, object]:
+    return {"question_id": number, "category": category, "turns": [f"turn {number}", "later"]}
+
+
+def test_spec_bench_takes_the_tasks_in_turn(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", *(question(i, "qa" if i < 4 else "rag") for i in range(6)), question(9, "stem"))
+    documents = read_documents(path, 5)
+    assert [one.document_id for one in documents] == ["q/0", "q/4", "q/9", "q/1", "q/5"]
+    assert documents[2] == Document("mt_bench", "q/9", "turn 9")
+    assert len(read_documents(path)) == 7
+
+
+def test_gsm8k_knows_the_answer(tmp_path: Path) -> None:
+    path = write(tmp_path / "gsm.jsonl", {"question": "How many?", "answer": "So it is\n#### 1,200"})
+    assert read_documents(path) == [Document("gsm", "gsm/1", "How many?", "1,200")]
+
+
+def test_bare_prompts(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": "Sail"}, {"prompt": "Row"})
+    assert [one.text for one in read_all_documents([f"{path}:1"])] == ["Sail"]
+    assert len(read_all_documents([str(path)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([], "at least one file"),
+        (["{folder}/none.jsonl"], "no file of documents"),
+        (["{folder}/p.jsonl:many"], "number of documents"),
+        (["{folder}/p.jsonl:0"], "number of documents"),
+        (["{folder}/p.jsonl:3"], "holds 1 documents, not 3"),
+        (["{folder}/bad.jsonl"], "bad.jsonl, line 2"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, sources: list[str], message: str) -> None:
+    write(tmp_path / "p.jsonl", {"prompt": "Sail"})
+    write(tmp_path / "bad.jsonl", {"prompt": "Sail"}, {"prompt": 3})
+    with pytest.raises(ArgumentError, match=message):
+        read_all_documents([source.format(folder=tmp_path) for source in sources])
+
+
+def test_documents_that_cannot_be_continued() -> None:
+    for documents, message in (
+        ([], "at least one document"),
+        ([Document("a", "1", "")], "document 1 is empty"),
+        ([Document("a", "1", "x"), Document("b", "1", "y")], "two documents are called '1'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            encode_documents(documents, audits.TOKENIZER, chat=False)
+
+
+def test_long_prompts_keep_their_end() -> None:
+    (one,) = encode_documents([Document("a", "1", "abcdef")], audits.TOKENIZER, chat=False, max_tokens=2)
+    assert audits.TOKENIZER.decode(one.input_ids[0]) == "ef"
+
+
+def test_the_fingerprint_follows_text_and_encoding() -> None:
+    document = Document("a", "1", "abc")
+    prints = {
+        fingerprint(encode_documents(documents, audits.TOKENIZER, chat=chat))
+        for documents, chat in (([document], False), ([document], True), ([Document("a", "1", "abd")], False))
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("so 12 + 6 = 18", True),
+        ("$18.00.", True),
+        ("18 or 19", False),
+        ("eighteen", False),
+        ("1,8", True),
+        ("-18", False),
+    ],
+)
+def test_marks(text: str, right: bool) -> None:
+    assert is_right(text, "18") is right
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperatures": ()},
+        {"temperatures": (0.5, 0.5)},
+        {"temperatures": (-1.0,)},
+        {"law_tokens": 0},
+        {"rows": 1.5},
+        {"seed": "a"},
+        {"alpha": 1.0},
+        {"tie_units": -1.0},
+    ],
+)
+def test_settings_are_checked(changes: dict[str, object]) -> None:
+    (name,) = changes
+    with pytest.raises(ArgumentError, match=name):
+        AuditSettings(**changes)
+
+
+def test_seeds_depend_on_the_piece_of_work_alone() -> None:
+    settings = AuditSettings()
+    assert settings.seed_of("law", 0.7, 3) == AuditSettings(rows=2).seed_of("law", 0.7, 3)
+    assert (
+        len({settings.seed_of("law", 0.7, i) for i in range(100)} | {AuditSettings(seed=1).seed_of("law", 0.7, 0)})
+        == 101
+    )

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+import audits
+import zoo
+from hf_specdec import Assisted, PromptLookup
+from hf_specdec.audit import AuditResults, write_report
+from hf_specdec.audit.differences import Difference
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects what the page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> AuditResults:
+    model = audits.make()
+    return audits.audit(
+        tmp_path_factory.mktemp("audit"),
+        model,
+        {"lookup <b>&": PromptLookup(max_ngram=2), "assisted": Assisted()},
+        assistant=zoo.make_draft(model),
+        changes={"control_tokens": 400, "max_new_tokens": 12},
+    )
+
+
+def test_the_page_needs_nothing_beside_it(results: AuditResults, tmp_path: Path) -> None:
+    write_report(results, tmp_path / "new")
+    source = (tmp_path / "new" / "audit.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(source)
+    page.close()
+    assert page.open == []
+    assert len(page.references) == 2
+    for reference in page.references:
+        kind, data = reference.split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        root = ElementTree.fromstring(base64.b64decode(data))
+        assert root.tag.endswith("svg")
+    assert not re.search(r"url\(|@import|<script|<link", source)
+    # A name is text, whatever it holds.
+    assert any("lookup <b>&" in text for text in page.text)
+
+
+def test_json_holds_everything(results: AuditResults, tmp_path: Path) -> None:
+    write_report(results, tmp_path)
+    record = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert record["passed"] == results.passed
+    assert len(record["tests"]) == len(results.tests)
+    assert [row["arm"] for row in record["identity"]] == [row.arm for row in results.identity]
+    assert record["provenance"]["dtype"] == "float32"
+    assert record["documents"] == ["list/1", "sums/1", "list/2", "sums/2"]
+
+
+def test_markdown_tables_are_whole(results: AuditResults, tmp_path: Path) -> None:
+    write_report(results, tmp_path)
+    text = (tmp_path / "audit.md").read_text(encoding="utf-8")
+    for title in ("Verdict", "Token identity", "Law of sampled tokens", "Negative controls", "Setup"):
+        assert f"\n## {title}\n" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    assert "residual from p" in text
+
+
+def test_plots_come_out_alike(results: AuditResults, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        write_report(results, tmp_path / folder)
+    assert (tmp_path / "one/audit.html").read_bytes() == (tmp_path / "two/audit.html").read_bytes()
+
+
+def test_the_tie_table_of_16_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_specdec.audit.work.compare", lambda *a, **k: Difference(4, 2.5, "tie"))
+    model = audits.make().to(torch.bfloat16)
+    changes = {"temperatures": (0.0,), "max_new_tokens": 8}
+    tied = audits.audit(tmp_path / "run", model, {"lookup": PromptLookup()}, changes=changes)
+    write_report(tied, tmp_path)
+    assert "| lookup | 0 | list/1 | 5 | 2.50 | tie |" in (tmp_path / "audit.md").read_text(encoding="utf-8")
+    assert 'alt="ties"' in (tmp_path / "audit.html").read_text(encoding="utf-8")

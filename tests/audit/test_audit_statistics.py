@@ -1,0 +1,205 @@
+"""Every statistic against enumeration, or its level and power by simulation with fixed seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hf_specdec.audit.law import LOG_LIKELIHOOD, LawRecord, law_record, moments, randomised_pit
+from hf_specdec.audit.statistics import (
+    Outcome,
+    Sums,
+    detectable_bias,
+    detectable_distance,
+    holm,
+    ks_test,
+    paired_bootstrap,
+    z_test,
+)
+
+P = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
+
+
+def p_value(sums: Sums) -> float:
+    outcome = z_test(sums)
+    assert outcome is not None
+    return outcome.p_value
+
+
+class TestMoments:
+    def test_they_are_those_of_the_law(self) -> None:
+        """Excess, variance and third moment of f, by going through all tokens."""
+        f = torch.tensor([1.0, -2.0, 0.5, 7.0, 100.0], dtype=torch.float64)
+        terms = moments(P.expand(5, -1), f.expand(5, -1), torch.arange(5))
+        excess = torch.tensor([term.excess for term in terms], dtype=torch.float64)
+        assert float((P * excess).sum()) == pytest.approx(0, abs=1e-12)
+        for term in terms:
+            assert term.variance == pytest.approx(float((P * excess**2).sum()))
+            assert term.third == pytest.approx(float((P * excess**3).sum()))
+
+    def test_tokens_that_cannot_come_count_nothing(self) -> None:
+        """f may be anything where p is 0, infinite too."""
+        f = torch.tensor([1.0, 2.0, 3.0, 4.0, -math.inf], dtype=torch.float64)
+        (term,) = moments(P[None], f[None], torch.tensor([2]))
+        assert all(math.isfinite(value) for value in term)
+
+
+class TestZ:
+    @pytest.mark.parametrize("share", [0.02, 0.3])
+    def test_the_tail_is_that_of_the_binomial(self, share: float) -> None:
+        """Sums of skewed terms: the exact tail is known, a normal one is far off."""
+        count = 3000
+        variance, third = share * (1 - share), share * (1 - share) * (1 - 2 * share)
+        for z in (2.0, 3.5, 4.8):
+            hits = math.ceil(count * share + z * math.sqrt(count * variance))
+            sums = Sums(count, hits - 0.5 - count * share, count * variance, count * third)
+            exact = 2 * float(stats.binom.sf(hits - 1, count, share))
+            assert 0.8 < p_value(sums) / exact < 1.25
+        if share < 0.1:
+            assert 2 * stats.norm.sf(sums.z) < 0.5 * exact
+
+    def test_level_and_power(self) -> None:
+        """Rejection rates at 1 % from texts of the right law and of a slightly wrong one."""
+        rng = np.random.default_rng(0)
+        centred = (P[:4].log() - (P[:4] * P[:4].log()).sum()).numpy()
+        variance, third = float((P[:4].numpy() * centred**2).sum()), float((P[:4].numpy() * centred**3).sum())
+
+        def rate(law: list[float]) -> float:
+            counts = rng.multinomial(1000, law, size=4000)
+            return float(
+                np.mean(
+                    [p_value(Sums(1000, float(row @ centred), 1000 * variance, 1000 * third)) < 0.01 for row in counts]
+                )
+            )
+
+        assert 0.006 < rate([0.5, 0.3, 0.15, 0.05]) < 0.015
+        assert rate([0.56, 0.28, 0.12, 0.04]) > 0.85
+
+    @pytest.mark.parametrize("sums", [Sums(29, 1.0, 29.0, 0.0), Sums(1000, 1.0, 0.0, 0.0), Sums(1000, 3.0, 1.0, 0.9)])
+    def test_what_three_moments_cannot_say_is_not_tested(self, sums: Sums) -> None:
+        """Too few tokens, a certain outcome, one token that decides everything."""
+        assert z_test(sums) is None
+
+    def test_sums_add_up(self) -> None:
+        assert Sums(1, 2.0, 3.0, 4.0).plus(Sums(10, 20.0, 30.0, 40.0)) == Sums(11, 22.0, 33.0, 44.0)
+
+
+class TestPit:
+    def test_the_values_of_all_tokens_fill_the_unit_interval_once(self) -> None:
+        """Each token owns an interval as long as its probability; ties are told apart by the token."""
+        p = torch.tensor([0.25, 0.4, 0.25, 0.1, 0.0], dtype=torch.float64)
+        intervals = {}
+        for token in range(4):
+            values = randomised_pit(
+                p.expand(4000, -1), torch.full((4000,), token), torch.Generator().manual_seed(token)
+            )
+            intervals[token] = (min(values), max(values))
+        expected = {3: (0.0, 0.1), 0: (0.1, 0.35), 2: (0.35, 0.6), 1: (0.6, 1.0)}
+        for token, (low, high) in expected.items():
+            assert intervals[token] == (pytest.approx(low, abs=2e-3), pytest.approx(high, abs=2e-3))
+
+    def test_level_and_power(self) -> None:
+        rng = np.random.default_rng(1)
+        uniform = [ks_test(rng.random(400).tolist()) for _ in range(2000)]
+        rate = float(np.mean([outcome is not None and outcome.p_value < 0.01 for outcome in uniform]))
+        assert 0.005 < rate < 0.016
+        bent = ks_test((rng.random(400) ** 1.4).tolist())
+        assert bent is not None
+        assert bent.p_value < 1e-5
+
+    def test_too_few_values(self) -> None:
+        assert ks_test([0.5] * 29) is None
+
+
+class TestLaw:
+    """`law_record` on texts of known laws over five tokens."""
+
+    def record(self, law: torch.Tensor, tokens: int, seed: int) -> LawRecord:
+        generator = torch.Generator().manual_seed(seed)
+        text = torch.multinomial(law, tokens, replacement=True, generator=generator).tolist()
+        return law_record(P.expand(tokens, -1), text, None, generator)
+
+    def test_right_and_wrong(self) -> None:
+        right = self.record(P, 2000, 0)
+        assert p_value(right.sums[LOG_LIKELIHOOD]["all"]) > 0.01
+        colder = P.square() / P.square().sum()
+        assert p_value(self.record(colder, 2000, 0).sums[LOG_LIKELIHOOD]["all"]) < 1e-12
+
+    def test_records_add_up_and_survive_json(self) -> None:
+        one, two = self.record(P, 50, 1), self.record(P, 70, 2)
+        one.merge(LawRecord.from_dict(two.to_dict()))
+        assert one.tokens == 120
+        assert one.sums[LOG_LIKELIHOOD]["all"].tokens == len(one.pit["all"]) == 120
+
+
+class TestHolm:
+    def test_an_example_by_hand(self) -> None:
+        assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+    def test_it_is_the_step_down_procedure(self) -> None:
+        rng = np.random.default_rng(2)
+        for size, alpha in itertools.product((1, 2, 7, 30), (0.01, 0.2)):
+            values = (rng.random(size) ** 3).tolist()
+            rejected = set()
+            for rank, index in enumerate(sorted(range(size), key=lambda i: values[i])):
+                if values[index] > alpha / (size - rank):
+                    break
+                rejected.add(index)
+            assert {i for i, value in enumerate(holm(values)) if value <= alpha} == rejected
+
+    def test_no_tests(self) -> None:
+        assert holm([]) == []
+
+
+class TestDetectableBias:
+    def test_it_is_detected_nine_times_in_ten(self) -> None:
+        rng = np.random.default_rng(3)
+        count, family, alpha = 900, 40, 1e-3
+        spread = 1 / math.sqrt(count)
+        bias = detectable_bias(Outcome(0.0, 1.0, count, spread), alpha, family)
+        z = (rng.standard_normal(20_000) * spread + bias) / spread
+        rate = float(np.mean(2 * stats.norm.sf(np.abs(z)) <= alpha / family))
+        assert rate == pytest.approx(0.9, abs=0.01)
+
+    def test_a_distance_that_is_detected(self) -> None:
+        rng = np.random.default_rng(4)
+        count, family, alpha = 2000, 40, 1e-3
+        distance = detectable_distance(Outcome(0.0, 1.0, count, 0.5 / math.sqrt(count)), alpha, family)
+        # Uniform but for a share that moved down: its distribution function is off by that share in the middle.
+        found = 0
+        for _ in range(200):
+            values = rng.random(count)
+            values = np.where((values > 0.5) & (rng.random(count) < 2 * distance), values - 0.5, values)
+            outcome = ks_test(values.tolist())
+            assert outcome is not None
+            found += outcome.p_value <= alpha / family
+        assert found >= 170
+
+
+class TestPairedBootstrap:
+    def test_agreement_and_constant_difference(self) -> None:
+        assert paired_bootstrap([0.0] * 12, 0) == (0.0, 0.0, 0.0, 1.0)
+        assert paired_bootstrap([1.0] * 12, 0) == (1.0, 1.0, 1.0, 0.0)
+        assert paired_bootstrap([1.0] * 9, 0) is None
+
+    def test_level_coverage_and_power(self) -> None:
+        rng = np.random.default_rng(5)
+        small = covered = 0
+        for _ in range(100):
+            result = paired_bootstrap(rng.normal(0, 1, 50).tolist(), 0)
+            assert result is not None
+            mean, low, high, p = result
+            assert low < mean < high
+            covered += low < 0 < high
+            small += p < 0.05
+        assert 88 <= covered <= 99
+        assert 1 <= small <= 11
+        result = paired_bootstrap(rng.normal(1, 1, 50).tolist(), 0)
+        assert result is not None
+        assert result[1] > 0
+        assert result[3] < 1e-4
