@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from math import ceil, log2
+from math import ceil, inf, log2
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +17,8 @@ from hf_specdec.tree import DraftTree, chain_parents
 
 _CONTEXT = 64  # tokens
 _EXTRA_NODES = 32
-_REPETITIONS = 3
+_PAIRS = 8  # of measurements; a slow model gets fewer, as many as fit in the time
+_ENOUGH_SECONDS = 1.0
 _SMALLEST = 2.0**-10
 
 _lock = threading.Lock()
@@ -54,7 +55,13 @@ def _measure(model: PreTrainedModel) -> float:
     context = max(min(_CONTEXT, num_positions // 2), 1)
     runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64), num_positions - 1)
     runner.prefill(torch.zeros(1, context, dtype=torch.int64))
-    one, many = (min(_seconds(runner, width) for _ in range(_REPETITIONS)) for width in (1, 1 + _EXTRA_NODES))
+    one, many = inf, inf
+    start = time.perf_counter()
+    for pair in range(_PAIRS):  # in turns, so that a busy moment of the machine slows both
+        if pair >= 2 and time.perf_counter() - start > _ENOUGH_SECONDS:
+            break
+        one = min(one, _seconds(runner, 1))
+        many = min(many, _seconds(runner, 1 + _EXTRA_NODES))
     return (many - one) / one / _EXTRA_NODES
 
 
