@@ -34,8 +34,10 @@ class DrafterCandidateGenerator(CandidateGenerator):
             completed by transformers' defaults.
 
     Raises:
-        ArgumentError: a tree drafter, or a missing draft model.
+        ArgumentError: a tree drafter, settings that the target does not fit, or a missing draft model.
         DraftModelError: a draft model that does not fit.
+        UnsupportedModelError: the drafter does not serve the target; may come as late as the first candidates, before
+            any forward of the call.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DrafterCandidateGenerator(CandidateGenerator):
             raise ArgumentError(f"the stock loop verifies chains only; {drafter!r} may draft trees (see chains_only)")
         if drafter.needs_draft_model:
             check_draft_model(model, assistant_model, None, None, chains_only=True, single_row=True)
+        drafter.check(model)
         self._settings = drafter
         self._model = model
         self._assistant_model = assistant_model
@@ -63,6 +66,7 @@ class DrafterCandidateGenerator(CandidateGenerator):
         """Extend `input_ids`, int64 `[1, length]`, by the drafted chain."""
         context = self._updated_context(input_ids)
         if self._drafter is None:
+            self._settings.self_test(self._model)
             self._drafter = self._settings.begin(context)
         tree = self._drafter.propose(context)
         tree.check(context.pending_tokens, context.vocab_size)

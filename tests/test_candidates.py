@@ -14,9 +14,11 @@ import zoo
 from hf_specdec import (
     ArgumentError,
     Assisted,
+    DraftContext,
     DrafterCandidateGenerator,
     DrafterError,
     DraftModelError,
+    EarlyExit,
     NoDraft,
     PromptLookup,
     Scripted,
@@ -119,6 +121,36 @@ def test_drafts_are_checked(target: PreTrainedModel) -> None:
         DrafterCandidateGenerator(Assisted(), target)
     with pytest.raises(DraftModelError, match="5000"):
         DrafterCandidateGenerator(Assisted(), target, zoo.make("llama", vocab_size=5000))
+
+
+def test_settings_are_checked() -> None:
+    """Before any forward."""
+    target = zoo.make("llama")
+    target.register_forward_pre_hook(lambda *args: pytest.fail("a forward was run"))
+    for drafter in (EarlyExit(layers=(0, 99)), EarlyExit(exit_layer=99)):
+        with pytest.raises(ArgumentError, match="99"):
+            DrafterCandidateGenerator(drafter, target)
+
+
+def test_the_drafter_tests_the_target() -> None:
+    """Once, before the first draft."""
+    heard: list[str] = []
+
+    class Listens(NoDraft):
+        def check(self, target: PreTrainedModel) -> None:
+            heard.append("check")
+
+        def self_test(self, target: PreTrainedModel) -> None:
+            heard.append("self_test")
+
+        def begin(self, context: DraftContext) -> Listens:
+            heard.append("begin")
+            return self
+
+    model = zoo.make("llama")
+    run(model, DrafterCandidateGenerator(Listens(), model))
+
+    assert heard == ["check", "self_test", "begin"]
 
 
 def test_garbage_is_named(target: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hf_specdec.compat import pad_token
 from hf_specdec.drafters.base import DraftContext, LowerLayers
 from hf_specdec.drafters.draft_model import processed_scores
 
@@ -22,6 +23,7 @@ class ExitModel:
     def __init__(self, run: LowerLayers, context: DraftContext) -> None:
         self._run = run
         self._context = context
+        self._pad_token = pad_token(context.config) or 0
 
     def budgets(self, context: DraftContext) -> list[int]:
         """The rows' own: the draft reaches as far as the target."""
@@ -34,8 +36,14 @@ class ExitModel:
 
     def grow(self, tokens: Tensor, depth: int, ancestors: Tensor) -> Tensor:
         """Run guesses `[B, m]` of one level, which see the pending token and the `ancestors` among the guesses."""
-        # A row that has stopped runs a token that nobody reads, at a position that the model certainly has.
-        depths = torch.tensor(self._context.budgets)[:, None].clamp(max=depth).expand(tokens.shape)
+        budgets, generated = (
+            torch.tensor(one)[:, None] for one in (self._context.budgets, self._context.num_generated)
+        )
+        # Rows that wait for others run the padding with which a batch in lock-step verifies them, so that it need not
+        # be run again. Else nobody reads it, and it must not stand behind the last position that the model has.
+        room = (generated + budgets).max() - generated
+        depths = room.clamp(max=depth).expand(tokens.shape)
+        tokens = torch.where(budgets > 0, tokens, self._pad_token)
         return self._scores(tokens, depths, torch.nn.functional.pad(ancestors, (1, 0), value=True))
 
     def keep(self, tail_slots: Sequence[Sequence[int]]) -> None:

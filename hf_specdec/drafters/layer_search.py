@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import forward_parameters
-from hf_specdec.drafters.payoff import best_length, speedup
+from hf_specdec.drafters.payoff import best_length, guess_cost, speedup
 from hf_specdec.errors import ArgumentError
-from hf_specdec.layers import decoder_layers, layers_cost, with_layers
+from hf_specdec.layers import decoder_layers, with_layers
 
 Progress = Callable[[Sequence[int], float, float], None]
 
@@ -109,6 +109,6 @@ def _agreement(model: PreTrainedModel, kept: Sequence[int], texts: Sequence[_Tex
 
 
 def _rated(model: PreTrainedModel, kept: tuple[int, ...], agreement: float) -> FoundLayers:
-    cost = layers_cost(model, kept)
+    cost = guess_cost(model, kept)
     length = max(best_length(agreement, cost, _LONGEST_CHAIN), 1)
     return FoundLayers(kept, agreement, length, speedup(agreement, cost, length))
