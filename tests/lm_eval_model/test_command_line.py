@@ -85,6 +85,8 @@ def test_an_evaluation(models: dict[str, str], tasks: Path, tmp_path: Path, proc
     result = run(command, tasks, ACCELERATE_USE_CPU="true")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("|answer") == 1
+    for rank in range(2):  # each process says which part of the requests it takes
+        assert (f"for answer on rank {rank}" in result.stderr) == (rank < processes)
     assert "speculation played no part in log-likelihood requests" in result.stderr
     results, samples = read(tmp_path)
 

@@ -24,7 +24,7 @@ from transformers import (
 
 import hf_specdec
 from evaluations import PROMPTS, make_requests, plain_letters
-from hf_specdec import ArgumentError, KeyedSampler, Tree, drafter_names
+from hf_specdec import ArgumentError, DraftContext, KeyedSampler, Scripted, SpeculationStats, Tree, drafter_names
 from hf_specdec.lm_eval import RequestStats, SpeculativeLM
 from hf_specdec.lm_eval.arguments import LM_EVAL_ARGUMENTS, setting_names
 from hf_specdec.lm_eval.prompts import answer_seed
@@ -222,7 +222,31 @@ class TestLogLikelihood:
             assert "speculation played no part" in report[kind]["note"]
 
 
+def counts(model: SpeculativeLM) -> tuple[int, ...]:
+    report = model.take_report()["generate_until"]
+    return report["rounds"], report["drafted"], report["accepted"], report["tokens"]
+
+
+def engine_counts(engine: list[SpeculationStats]) -> tuple[int, ...]:
+    stats = engine.pop()
+    return stats.row_rounds, stats.drafted, stats.accepted, stats.emitted
+
+
 class TestNumbers:
+    @pytest.fixture
+    def engine(self, monkeypatch: pytest.MonkeyPatch) -> list[SpeculationStats]:
+        """The engine's own statistics of each batch."""
+        seen: list[SpeculationStats] = []
+        stock = HFLM._model_generate
+
+        def with_statistics(self: HFLM, *args: Any, **kwargs: Any) -> torch.Tensor:
+            output = stock(self, *args, **kwargs, return_dict_in_generate=True)
+            seen.append(output.speculation)
+            return output.sequences
+
+        monkeypatch.setattr(HFLM, "_model_generate", with_statistics)
+        return seen
+
     def test_each_request_says_what_it_took(self, models: dict[str, str]) -> None:
         requests = make_requests(PROMPTS, repeats=2, **SAMPLING)
         model = make(models, "tree", batch_size=4)
@@ -245,29 +269,35 @@ class TestNumbers:
 
     @pytest.mark.parametrize("strategy", ["tree", "prompt_lookup", "early_exit", "lookahead"])
     def test_they_are_those_of_the_engine(
-        self, models: dict[str, str], monkeypatch: pytest.MonkeyPatch, strategy: str
+        self, models: dict[str, str], engine: list[SpeculationStats], strategy: str
     ) -> None:
         """Counted row by row, and in the engine for the whole batch."""
-        seen = []
-        stock = HFLM._model_generate
-
-        def with_statistics(self: HFLM, *args: Any, **kwargs: Any) -> torch.Tensor:
-            output = stock(self, *args, **kwargs, return_dict_in_generate=True)
-            seen.append(output.speculation)
-            return output.sequences
-
-        monkeypatch.setattr(HFLM, "_model_generate", with_statistics)
         arguments = {"exit_layer": 1} if strategy == "early_exit" else {}
         model = make(models, strategy, batch_size=5, **arguments)
         for settings in ({"until": [], "max_gen_toks": 40}, {"until": ["e"], "max_gen_toks": 40}, SAMPLING):
             model.generate_until(make_requests(PROMPTS, **settings))
-            report, engine = model.take_report()["generate_until"], seen.pop()
-            assert (report["rounds"], report["drafted"], report["accepted"], report["tokens"]) == (
-                engine.row_rounds,
-                engine.drafted,
-                engine.accepted,
-                engine.emitted,
-            )
+            assert counts(model) == engine_counts(engine)
+
+    def test_tokens_that_a_row_had_run_ahead_are_not_counted(
+        self, models: dict[str, str], engine: list[SpeculationStats], free_answers: list[str]
+    ) -> None:
+        """One row is guessed far ahead when the other one's next token ends the batch."""
+        fast, slow = free_answers[0], free_answers[2]
+        stop = next(letter for letter in fast if letter.isascii() and letter in slow)
+        tokenizer = AutoTokenizer.from_pretrained(models["pretrained"])
+        target = AutoModelForCausalLM.from_pretrained(models["pretrained"])
+        prompt = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+        known = target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=40
+        ).tolist()[0]
+
+        def guess(context: DraftContext) -> list[list[list[int]]]:
+            return [[known[len(text) :][:8]] if text == known[: len(text)] else [] for text in context.texts]
+
+        model = make(models, Scripted(guess), batch_size=2)
+        model.generate_until(make_requests([PROMPTS[0], PROMPTS[2]], until=[stop], max_gen_toks=40))
+        assert engine[-1].emitted < 80
+        assert counts(model) == engine_counts(engine)
 
 
 class TestEvaluate:
