@@ -85,7 +85,9 @@ class Speculation:
         if seed is not None:
             check_seed(seed)
         if streamer is not None and not isinstance(streamer, BaseStreamer):
-            raise ArgumentError(f"streamer must be a transformers streamer, not {type(streamer).__name__}")
+            raise ArgumentError(
+                f"streamer must be a subclass of transformers' BaseStreamer; {type(streamer).__name__} is none"
+            )
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ArgumentError(f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}")
         if stop_strings is not None and tokenizer is None:

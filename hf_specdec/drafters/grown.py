@@ -46,7 +46,7 @@ class GrownDrafter(Drafter):
         require_whole(self, "nodes", "depth")
         cost = self.node_cost
         if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= 1):
-            raise ArgumentError(f"{self.name}(node_cost={cost!r}) must be a number from 0 to 1")
+            raise ArgumentError(f"{type(self).__name__}(node_cost={cost!r}) must be a number from 0 to 1")
 
     @abstractmethod
     def sources(self, context: DraftContext) -> list[Source]:

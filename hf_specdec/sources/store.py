@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.errors import ArgumentError
@@ -19,6 +20,7 @@ from hf_specdec.sources.files import read_tensors, write_tensors
 from hf_specdec.sources.matches import Match, continuations
 
 _FORMAT = "hf_specdec suffix store 1"
+_LARGEST_ID = 2**31 - 1
 _SEPARATOR = -1  # stands between texts; no text contains it, so no match crosses it
 
 
@@ -29,7 +31,7 @@ class _Shelf:
         self.automaton = SuffixAutomaton()
         self.tokens = array("i")
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: Sequence[int] | Tensor) -> None:
         self.tokens.extend([*tokens, _SEPARATOR])
         self.automaton.extend([*tokens, _SEPARATOR])
 
@@ -75,16 +77,17 @@ class SuffixStore:
         """Add one text. Of a text longer than half the store the end is kept.
 
         Args:
-            tokens: its token ids.
+            tokens: its token ids; a tensor must have one dimension.
 
         Raises:
-            ArgumentError: not a sequence of non-negative ints.
+            ArgumentError: something else than ids of tokens.
         """
-        for token in tokens:
-            if not isinstance(token, int) or token < 0:
-                raise ArgumentError(f"SuffixStore.add takes token ids, non-negative ints, not {token!r}")
+        ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token <= _LARGEST_ID:
+                raise ArgumentError(f"SuffixStore.add takes token ids, ints from 0 to {_LARGEST_ID}, not {token!r}")
         half = self.max_tokens // 2
-        kept = list(tokens)[-(half - 1) :]
+        kept = ids[-(half - 1) :]
         if not kept:
             return
         with self._lock:
@@ -135,9 +138,18 @@ class SuffixStore:
             ArgumentError: the file is missing or holds something else.
         """
         tensors = read_tensors(path, ("old", "new", "max_tokens"), _FORMAT)
-        store = cls(int(tensors["max_tokens"]), learn=learn)
+        texts = torch.cat([tensors["old"].flatten(), tensors["new"].flatten()])
+        max_tokens = tensors["max_tokens"]
+        if (
+            max_tokens.numel() != 1
+            or texts.dtype != torch.int32
+            or len(texts) > int(max_tokens)
+            or bool((texts < _SEPARATOR).any())
+        ):
+            raise ArgumentError(f"the parts of the suffix store {str(path)!r} do not fit each other")
+        store = cls(int(max_tokens), learn=learn)
         for name, shelf in (("old", store._old), ("new", store._new)):
-            tokens = tensors[name].tolist()
+            tokens = tensors[name].flatten().tolist()
             shelf.tokens.extend(tokens)
             shelf.automaton.extend(tokens)
             store.largest_token = max([store.largest_token, *tokens])

@@ -107,7 +107,9 @@ class SuccessorTable:
             self._seen[tokens] += 1
 
     @torch.no_grad()
-    def fill(self, model: PreTrainedModel, prefix: Sequence[int] | None = None, batch_size: int = 256) -> None:
+    def fill(
+        self, model: PreTrainedModel, prefix: Sequence[int] | Tensor | None = None, batch_size: int = 256
+    ) -> None:
         """Ask a model what follows each token that was never seen, so that nothing is unknown in the first call.
 
         One node of a forward for each entry of the vocabulary: about half a minute for SmolLM2-135M on two cores.
@@ -129,7 +131,7 @@ class SuccessorTable:
             raise ArgumentError(f"fill(batch_size={batch_size!r}) must be a whole number of at least 1")
         begin = model.config.get_text_config(decoder=True).bos_token_id
         start = [] if begin is None else [begin]
-        prefix = start if prefix is None else list(prefix)
+        prefix = prefix.tolist() if isinstance(prefix, Tensor) else start if prefix is None else list(prefix)
         if not all(isinstance(token, int) and 0 <= token < self.vocab_size for token in prefix):
             raise ArgumentError(f"fill(prefix={prefix!r}) must hold token ids below {self.vocab_size}")
         runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import ones
+from torch import Tensor, ones, tensor
 from transformers import PreTrainedTokenizerFast
 
 from hf_specdec import ArgumentError, SuffixStore
@@ -124,6 +124,31 @@ def test_only_token_ids_are_taken(tokens: list[int]) -> None:
     with pytest.raises(ArgumentError, match="token ids"):
         store.add(tokens)
     assert len(store) == 0
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = SuffixStore()
+    with pytest.raises(ArgumentError, match="token ids"):
+        store.add([1, 2, 2**31])
+    store.add(iter([5, 6]))  # type: ignore[arg-type]
+    store.add(tensor([7, 8]))
+    store.save(tmp_path / "store.safetensors")
+    assert SuffixStore.load(tmp_path / "store.safetensors")._new.tokens.tolist() == [5, 6, -1, 7, 8, -1]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"old": tensor([-7, 3]).int(), "new": tensor([1]).int(), "max_tokens": tensor(10)},
+        {"old": tensor([1] * 8).int(), "new": tensor([1] * 8).int(), "max_tokens": tensor(10)},
+        {"old": tensor([0.5]), "new": tensor([0.5]), "max_tokens": tensor(10)},
+        {"old": tensor([1]).int(), "new": tensor([1]).int(), "max_tokens": tensor([4, 5])},
+    ],
+)
+def test_a_store_whose_parts_do_not_fit_is_refused(parts: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(parts, tmp_path / "store.safetensors", {"format": "hf_specdec suffix store 1"})
+    with pytest.raises(ArgumentError, match="do not fit"):
+        SuffixStore.load(tmp_path / "store.safetensors")
 
 
 def test_one_string_is_not_taken_letter_by_letter(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
