@@ -86,7 +86,7 @@ class Speculation:
             check_seed(seed)
         if streamer is not None and not isinstance(streamer, BaseStreamer):
             raise ArgumentError(
-                f"streamer must be a subclass of transformers' BaseStreamer; {type(streamer).__name__} is none"
+                f"streamer must be a transformers streamer, not {type(streamer).__name__}; derive it from BaseStreamer"
             )
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ArgumentError(f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}")
