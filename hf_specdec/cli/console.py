@@ -43,7 +43,8 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             function(*args, **kwargs)
         # OSError is what transformers raises for a model that is not there.
         except (SpecDecError, OSError) as error:
-            message_console().print(Text.assemble(("Error: ", "bold red"), str(error)))
+            # One line, however long: whoever reads it by program must find the words together.
+            message_console().print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True)
             raise typer.Exit(1) from error
 
     return wrapped
