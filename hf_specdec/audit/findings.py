@@ -157,6 +157,10 @@ def _control_row(work: Work, control: Control, records: list[dict[str, Any]], fa
     if worst is not None:
         evidence = (
             f"{len(hits)} of {len(tests)} tests; clearest: {worst.test}, {worst.stratum}, "
-            f"statistic {worst.outcome.statistic:.3g}, p = {worst.outcome.p_value:.1e}"
+            f"statistic {worst.outcome.statistic:.3g}, p {_p_word(worst.outcome.p_value)}"
         )
     return ControlRow(control.name, control.fault, control.check, bool(hits), control.intact, evidence, tests)
+
+
+def _p_word(p_value: float) -> str:
+    return f"= {p_value:.1e}" if p_value > 0 else "too small for a float"

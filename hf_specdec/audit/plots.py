@@ -47,7 +47,9 @@ def _law(results: AuditResults) -> Figure:
     axes.set_xlim(_SMALLEST_P / 10, 2)
     axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
     axes.invert_yaxis()
-    axes.set_xlabel(f"p-value of each test; dashed: the first step of Holm, {level:.1e}")
+    axes.set_xlabel(
+        f"p-value of each test, 1e-30 and less at the left edge; dashed: the first step of Holm, {level:.1e}"
+    )
     axes.grid(axis="y", linewidth=0.3)
     return figure
 
