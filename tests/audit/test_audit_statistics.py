@@ -60,6 +60,9 @@ class TestZ:
             sums = Sums(count, hits - 0.5 - count * share, count * variance, count * third)
             exact = 2 * float(stats.binom.sf(hits - 1, count, share))
             assert 0.8 < p_value(sums) / exact < 1.25
+            hits = math.floor(count * share - z * math.sqrt(count * variance))
+            short = Sums(count, hits + 0.5 - count * share, count * variance, count * third)
+            assert p_value(short) > 0.8 * 2 * float(stats.binom.cdf(hits, count, share))
         if share < 0.1:
             assert 2 * stats.norm.sf(sums.z) < 0.5 * exact
 
