@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Self
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.choices import Choices, checked_rates, checked_tree
+from hf_specdec.heads.output import output_device, output_sizes, output_weight, shared_output
+
+
+def checked_token_map(token_map: Tensor, vocab_size: int) -> Tensor:
+    """The tokens that heads can guess, as int64 on the CPU.
+
+    Raises:
+        ArgumentError: it is no list of different tokens of the vocabulary.
+    """
+    integral = not (token_map.is_floating_point() or token_map.is_complex() or token_map.dtype == torch.bool)
+    if token_map.ndim != 1 or not len(token_map) or not integral:
+        raise ArgumentError(
+            f"token_map must be a list of tokens, not {token_map.dtype} of shape {list(token_map.shape)}"
+        )
+    token_map = token_map.to("cpu", torch.int64, copy=True)
+    if int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
+        raise ArgumentError(
+            f"token_map holds tokens from {int(token_map.min())} to {int(token_map.max())}, but the vocabulary has "
+            f"{vocab_size}"
+        )
+    if len(set(token_map.tolist())) < len(token_map):
+        raise ArgumentError("token_map holds a token twice")
+    return token_map
 
 
 class ResidualBlock(nn.Module):
@@ -34,7 +63,13 @@ class ResidualBlock(nn.Module):
         return moved
 
 
-class MedusaHeads(nn.Module, PyTorchModelHubMixin, library_name="hf_specdec", tags=["medusa", "speculative-decoding"]):
+class MedusaHeads(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="hf_specdec",
+    paper_url="https://arxiv.org/abs/2401.10774",
+    tags=["medusa", "speculative-decoding"],
+):
     """K heads of L residual blocks each (Cai et al. 2024, "Medusa").
 
     The target's own head says what follows the last token it has read; head i (from 0) says what comes i + 1 tokens
@@ -42,7 +77,7 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin, library_name="hf_specdec", ta
 
     Args:
         hidden_size: H, that of the target.
-        vocab_size: V, that of the target.
+        vocab_size: V, that of the target; None where a published checkpoint does not say.
         num_heads: K.
         num_layers: L, residual blocks of each head.
         bias: whether blocks have a bias.
@@ -52,9 +87,11 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin, library_name="hf_specdec", ta
             best guess of head 0.
         rank_rates: for each head how often its guess of each rank came true, as measured on held-out text.
         base_model: name of the target.
+        notes: further sections of the model card, in their order: title to text in Markdown.
 
     Raises:
-        ArgumentError: a size below 1.
+        ArgumentError: a size below 1, own matrices or a reduced vocabulary of an unknown one, or a tree or rates that
+            do not fit the heads.
     """
 
     strategy: ClassVar[str] = "medusa"
@@ -67,7 +104,7 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin, library_name="hf_specdec", ta
         self,
         *,
         hidden_size: int,
-        vocab_size: int,
+        vocab_size: int | None,
         num_heads: int = 4,
         num_layers: int = 1,
         bias: bool = True,
@@ -76,32 +113,192 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin, library_name="hf_specdec", ta
         tree: Sequence[Sequence[int]] | None = None,
         rank_rates: Sequence[Sequence[float]] | None = None,
         base_model: str | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
+        sizes = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": num_layers}
+        optional = {"vocab_size": vocab_size, "draft_vocab_size": draft_vocab_size}
+        for name, size in (sizes | {name: size for name, size in optional.items() if size is not None}).items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ArgumentError(f"{name}={size!r} must be a whole number of at least 1")
+        if vocab_size is None and (own_output or draft_vocab_size is not None):
+            raise ArgumentError("vocab_size=None: own output matrices and a draft vocabulary need its number")
+        if vocab_size is not None and draft_vocab_size is not None and draft_vocab_size > vocab_size:
+            raise ArgumentError(f"draft_vocab_size={draft_vocab_size} is more than vocab_size={vocab_size}")
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.num_heads, self.num_layers, self.bias = num_heads, num_layers, bias
-        self.tree, self.rank_rates, self.base_model = tree, rank_rates, base_model
+        self.base_model, self.notes = base_model, dict(notes or {})
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(hidden_size, bias) for _ in range(num_layers))) for _ in range(num_heads)
         )
-        size = vocab_size if draft_vocab_size is None else draft_vocab_size
-        self.outputs = nn.ModuleList(
-            nn.Linear(hidden_size, size, bias=False) for _ in range(num_heads if own_output else 0)
-        )
         self.register_buffer("token_map", None if draft_vocab_size is None else torch.arange(draft_vocab_size))
+        self.outputs = nn.ModuleList(
+            nn.Linear(hidden_size, self.num_guessable or 0, bias=False) for _ in range(num_heads if own_output else 0)
+        )
+        self.tree, self.rank_rates = tree, rank_rates
 
     @classmethod
-    def for_target(cls, target: PreTrainedModel, *, token_map: Tensor | None = None, **settings: object) -> Self:
-        """Untrained heads for a model; `token_map` restricts what they can guess."""
-        config = target.config.get_text_config(decoder=True)
+    def for_target(cls, target: PreTrainedModel, *, token_map: Tensor | None = None, **settings: Any) -> Self:
+        """Untrained heads for a model, in float32 on the CPU.
+
+        Args:
+            target: the model.
+            token_map: int64 `[D]`, the tokens that heads can guess; None: all.
+            **settings: as for the class. With `own_output`, matrices start as the target's.
+
+        Raises:
+            ArgumentError: as for the class, or `token_map` holds something that is no token, or a token twice.
+        """
+        hidden_size, vocab_size = output_sizes(target)
         size = None if token_map is None else len(token_map)
-        heads = cls(
-            hidden_size=config.hidden_size, vocab_size=config.vocab_size, draft_vocab_size=size, **settings
-        )
+        settings = {"base_model": target.config.name_or_path or None, **settings}
+        heads = cls(hidden_size=hidden_size, vocab_size=vocab_size, draft_vocab_size=size, **settings)
         if token_map is not None:
-            heads.token_map = token_map.clone()
+            heads.token_map = checked_token_map(token_map, vocab_size)
+        if heads.own_output:
+            heads.set_output(target)
         return heads
 
+    @property
+    def own_output(self) -> bool:
+        """Whether each head has an output matrix of its own."""
+        return len(self.outputs) > 0
+
+    @property
+    def num_guessable(self) -> int | None:
+        """D: how many tokens heads can guess; None where that is all of an unknown vocabulary."""
+        return self.vocab_size if self.token_map is None else len(self.token_map)
+
+    @property
+    def tree(self) -> Choices | None:
+        """The tree to draft; whatever is assigned is checked against the heads."""
+        return self._tree
+
+    @tree.setter
+    def tree(self, tree: Sequence[Sequence[int]] | None) -> None:
+        self._tree = None if tree is None else checked_tree(tree, self.num_heads, self.num_guessable)
+
+    @property
+    def rank_rates(self) -> tuple[tuple[float, ...], ...] | None:
+        """For each head how often its guess of each rank came true; checked when assigned."""
+        return self._rank_rates
+
+    @rank_rates.setter
+    def rank_rates(self, rank_rates: Sequence[Sequence[float]] | None) -> None:
+        self._rank_rates = None if rank_rates is None else checked_rates(rank_rates, self.num_heads)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `config.json` says: the arguments that make these heads, weights aside."""
+        return {
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "num_heads": self.num_heads,
+            "num_layers": self.num_layers,
+            "bias": self.bias,
+            "own_output": self.own_output,
+            "draft_vocab_size": None if self.token_map is None else len(self.token_map),
+            "tree": self.tree,
+            "rank_rates": self.rank_rates,
+            "base_model": self.base_model,
+            "notes": self.notes,
+        }
+
+    def check(self, target: PreTrainedModel) -> None:
+        """See that these heads were made for such a model.
+
+        Raises:
+            ArgumentError: its hidden size or vocabulary is another; both numbers are named.
+        """
+        hidden_size, vocab_size = output_sizes(target)
+        cure = "load heads trained for this model" + (f", not for {self.base_model!r}" if self.base_model else "")
+        if hidden_size != self.hidden_size:
+            raise ArgumentError(
+                f"heads read hidden states of size {self.hidden_size}, but {type(target).__name__} has {hidden_size}; "
+                f"{cure}"
+            )
+        if self.vocab_size not in (vocab_size, None):
+            raise ArgumentError(
+                f"heads have a vocabulary of {self.vocab_size} tokens, but {type(target).__name__} has {vocab_size}; "
+                f"{cure}"
+            )
+
+    def placed(self, target: PreTrainedModel) -> Self:
+        """These heads in the target's dtype, where its output matrix is: themselves if they are, else a copy.
+
+        A copy takes time and memory at every call of `generate`; `heads.to(model.device, model.dtype)` saves it.
+        """
+        device, dtype = output_device(target), target.dtype
+        if all(weight.device == device and weight.dtype == dtype for weight in self.parameters()):
+            return self
+        return copy.deepcopy(self).requires_grad_(False).to(device, dtype)
+
     def features(self, hidden_states: Tensor) -> Tensor:
-        """What the output matrix reads: `[..., H]` to `[K, ..., H]`."""
+        """What the output matrix reads: `[..., H]` to `[K, ..., H]`, in the heads' dtype and on their device."""
+        hidden_states = hidden_states.to(next(self.blocks.parameters()))
         return torch.stack([block(hidden_states) for block in self.blocks])
+
+    def output_of(self, target: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+        """What turns features into logits: the heads' own matrices, or the target's for the tokens of `token_map`.
+
+        Make it once and use it often: where a draft vocabulary is shared, this copies a part of the target's matrix.
+
+        Returns:
+            A function from `[K, ..., H]` to `[K, ..., D]`. A shared matrix takes any `[..., H]`. No gradient reaches
+            the target.
+        """
+        return self._own_logits if self.own_output else shared_output(target, self.token_map)
+
+    def logits(self, hidden_states: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
+        """What each head thinks of each token that it can guess.
+
+        Args:
+            hidden_states: `[..., H]`, the target's, behind its last norm.
+            output: from `output_of`.
+
+        Returns:
+            `[K, ..., D]`; the tokens of its columns are said by `token_ids`.
+        """
+        return output(self.features(hidden_states))
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        """The tokens that columns of `logits` stand for, int64 of the same shape."""
+        return columns if self.token_map is None else self.token_map.to(columns.device)[columns]
+
+    @torch.no_grad()
+    def set_output(self, target: PreTrainedModel) -> None:
+        """Give each head an output matrix of its own, a copy of the target's for the tokens of `token_map`.
+
+        Raises:
+            ArgumentError: the heads were made for another model.
+            UnsupportedModelError: the target's output has a bias, which heads' own matrices lack.
+        """
+        self.check(target)
+        self.vocab_size = output_sizes(target)[1]
+        weight = output_weight(target, self.token_map).to(next(self.blocks.parameters()))
+        self.outputs = nn.ModuleList(self._output(weight.clone()) for _ in range(self.num_heads))
+
+    def _output(self, weight: Tensor) -> nn.Linear:
+        output = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        output.weight = nn.Parameter(weight)
+        return output
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Self:
+        """Load heads from a folder or from the Hub."""
+        folder = Path(pretrained_model_name_or_path)
+        tensors = load_file(folder / "model.safetensors")
+        heads = cls(**json.loads((folder / "config.json").read_text()))
+        heads.load_state_dict(tensors, assign=True)
+        return heads
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        (save_directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.state_dict().items()},
+            save_directory / "model.safetensors",
+            {"format": "pt"},
+        )
+
+    def _own_logits(self, features: Tensor) -> Tensor:
+        return torch.stack([output(feature) for output, feature in zip(self.outputs, features, strict=True)])
