@@ -1,0 +1,166 @@
+"""What heads should guess at which positions, and how good their guesses are, in pieces that bound the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from hf_specdec.heads import MedusaHeads
+
+IGNORED = -100
+"""No guess is asked for: the text has ended, or the token is the prompt's."""
+OUTSIDE = -1
+"""The token is none that the heads can guess: no part of the loss, and a miss in accuracies."""
+
+_LOGITS_AT_ONCE = 1 << 23
+
+
+class HeadCollator:
+    """Puts the positions of several texts that heads learn from one behind the other, without padding.
+
+    Head i reads the hidden state of position t and guesses the token at t + 2 + i. Counted are positions from the
+    prompt's last token on, where drafts begin, so that all guessed tokens belong to the answer.
+
+    Args:
+        heads: the heads; only their number and their draft vocabulary are read.
+        vocab_size: V.
+    """
+
+    def __init__(self, heads: MedusaHeads, vocab_size: int) -> None:
+        self._num_heads = heads.num_heads
+        self._columns = torch.arange(vocab_size)
+        if heads.token_map is not None:
+            self._columns = torch.full((vocab_size,), OUTSIDE)
+            self._columns[heads.token_map.cpu()] = torch.arange(len(heads.token_map))
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Collate.
+
+        Args:
+            items: texts with `input_ids` int64 `[T]`, `num_prompt` and `hidden_states` `[S, H]` of the last S tokens.
+
+        Returns:
+            `hidden_states` `[N, H]`, `columns` int64 `[N, K]` (the logit that should be the largest, or `OUTSIDE` or
+            `IGNORED`), `rows` int64 `[N]` (the item that a position is from) and `num_rows` int64 `[]`.
+        """
+        states, columns, rows = [], [], []
+        for row, item in enumerate(items):
+            first = max(int(item["num_prompt"]) - 1, 0)
+            wanted = self._columns_from(item["input_ids"], first)
+            offset = len(item["input_ids"]) - len(item["hidden_states"])
+            states.append(item["hidden_states"][first - offset :][: len(wanted)])
+            columns.append(wanted)
+            rows.append(torch.full((len(wanted),), row))
+        return {
+            "hidden_states": torch.cat(states),
+            "columns": torch.cat(columns),
+            "rows": torch.cat(rows),
+            "num_rows": torch.tensor(len(items)),
+        }
+
+    def _columns_from(self, input_ids: Tensor, first: int) -> Tensor:
+        """Int64 `[n, K]` for the positions from `first` on that have something to guess."""
+        ahead = self._columns[input_ids[first + 2 :]]
+        padded = torch.cat([ahead, torch.full((self._num_heads - 1,), IGNORED)])
+        return padded.unfold(0, self._num_heads, 1) if len(ahead) else padded.new_empty(0, self._num_heads)
+
+
+def head_losses(
+    heads: MedusaHeads, features: Tensor, columns: Tensor, output: Callable[[Tensor], Tensor], weights: Tensor
+) -> Tensor:
+    """The weighted sum over heads of their mean cross entropies.
+
+    Logits exist for a few positions at a time, also for the gradient, which is computed together with the loss.
+
+    Args:
+        heads: the heads; own output matrices get their gradient too.
+        features: `[K, N, H]`.
+        columns: int64 `[N, K]`, as from `HeadCollator`.
+        output: from `heads.output_of`.
+        weights: float32 `[K]`.
+
+    Returns:
+        float32 `[]`.
+    """
+    labels = columns.T.masked_fill(columns.T < 0, IGNORED)
+    scales = weights / (labels != IGNORED).sum(1).clamp(min=1)
+    loss: Tensor = _ChunkedCrossEntropy.apply(features, labels, scales, output, *heads.outputs.parameters())
+    return loss
+
+
+def rank_guesses(features: Tensor, columns: Tensor, output: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """At which rank of a head's guesses the right token stands, and what it costs in cross entropy.
+
+    Args:
+        features: `[K, N, H]`.
+        columns: int64 `[N, K]`, as from `HeadCollator`.
+        output: from `heads.output_of`.
+
+    Returns:
+        Ranks int64 `[N, K]` from 0 (`OUTSIDE` and `IGNORED` stay what they are), and cross entropies float32 `[N, K]`,
+        0 where there is no rank.
+    """
+    ranks, losses = columns.clone(), torch.zeros(columns.shape, device=columns.device)
+    for start, stop in _chunks(features, output):
+        wanted = columns[start:stop].T
+        logits = output(features[:, start:stop]).float()
+        right = wanted.clamp(min=0).unsqueeze(-1)
+        value = logits.gather(-1, right)
+        # Equal logits are common in 16 bit: the smaller column goes first, so that a rank is taken by one token only.
+        before = torch.arange(logits.shape[-1], device=logits.device) < right
+        rank = ((logits > value) | ((logits == value) & before)).sum(-1)
+        loss = logits.logsumexp(-1) - value.squeeze(-1)
+        ranks[start:stop] = torch.where(wanted >= 0, rank, wanted).T
+        losses[start:stop] = torch.where(wanted >= 0, loss, 0.0).T
+    return ranks, losses
+
+
+def _chunks(features: Tensor, output: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, int]]:
+    """Pieces of the positions whose logits fit into the bound."""
+    num_heads, num_positions, _ = features.shape
+    if num_positions:
+        with torch.no_grad():
+            size = output(features[:, :1]).shape[-1]
+        step = max(_LOGITS_AT_ONCE // (num_heads * size), 1)
+        for start in range(0, num_positions, step):
+            yield start, min(start + step, num_positions)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The sum of `scales[k] * cross entropy`; the gradient is made in the same pass as the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        features: Tensor,
+        labels: Tensor,
+        scales: Tensor,
+        output: Callable[[Tensor], Tensor],
+        *parameters: Tensor,
+    ) -> Tensor:
+        total = torch.zeros((), device=features.device)
+        gradients = [torch.zeros_like(tensor) for tensor in (features, *parameters)]
+        for start, stop in _chunks(features, output):
+            piece = features[:, start:stop].detach().requires_grad_()
+            with torch.enable_grad():
+                logits = output(piece).float()
+                losses = nn.functional.cross_entropy(
+                    logits.flatten(0, 1), labels[:, start:stop].flatten(), ignore_index=IGNORED, reduction="none"
+                )
+                loss = (losses.view(len(scales), -1).sum(1) * scales).sum()
+                pieces = torch.autograd.grad(loss, (piece, *parameters))
+            total += loss.detach()
+            gradients[0][:, start:stop] = pieces[0]
+            for gradient, addend in zip(gradients[1:], pieces[1:], strict=True):
+                gradient += addend
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        features, *parameters = (gradient * upstream[0] for gradient in ctx.saved_tensors)
+        return features, None, None, None, *parameters

@@ -1,0 +1,197 @@
+"""The Trainer of Medusa heads (Cai et al. 2024, "Medusa-1": the target stays as it is)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainingArguments
+
+from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.guesses import HeadCollator, head_losses, rank_guesses
+from hf_specdec.training.rank_rates import RankCounts, check_width, count_ranks
+
+_BATCHES_SORTED_TOGETHER = 50
+
+
+class MedusaTrainer(Trainer):
+    """Trains heads to guess what the target will say; everything else is the Trainer of transformers.
+
+    The loss is the sum over heads of `head_decay**i` times the mean cross entropy of head i with the token that comes
+    i + 2 places behind the position, over all positions of answers; tokens outside the draft vocabulary are left out.
+    At each evaluation it logs the loss and, for each head, how often its best guess and one of its five best came
+    true (`eval_head0_top1`, `eval_head0_top5`, ...; tokens outside the draft vocabulary count as misses).
+
+    Args:
+        model: the heads, in float32.
+        target: the model whose hidden states they read. It is not changed, trained or saved.
+        head_decay: how much less each further head counts in the loss.
+        width: ranks of guesses that evaluations tell apart.
+        **arguments: everything else that Trainer takes. Data sets give texts with hidden states, as `features` makes
+            them.
+
+    Raises:
+        ArgumentError: heads and target do not fit, or `head_decay` is not in (0, 1], or `width` is too large.
+    """
+
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model: MedusaHeads,
+        *,
+        target: PreTrainedModel,
+        head_decay: float = 0.8,
+        width: int = 10,
+        **arguments: Any,
+    ) -> None:
+        if not isinstance(model, MedusaHeads):
+            raise ArgumentError(f"model must be MedusaHeads, not {type(model).__name__}")
+        if not 0 < head_decay <= 1:
+            raise ArgumentError(f"head_decay={head_decay!r} must be above 0 and at most 1")
+        model.check(target)
+        check_width(model, width)
+        collator = HeadCollator(model, int(target.config.get_text_config(decoder=True).vocab_size))
+        super().__init__(model=_Trained(model), data_collator=collator, compute_metrics=self._metrics, **arguments)
+        self.rank_counts: RankCounts | None = None
+        """What the latest evaluation counted."""
+        self._output = model.output_of(target)
+        self._weights = torch.tensor([head_decay**head for head in range(model.num_heads)], device=self.args.device)
+        self._width = width
+        self._order = SimilarLengths(
+            [], self.args.train_batch_size * self.args.world_size, self.args.data_seed or self.args.seed
+        )
+        self.add_callback(_NextOrder(self._order))
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch from `HeadCollator`; of no use with `return_outputs`, since logits never exist whole."""
+        features = model(inputs["hidden_states"])
+        loss = head_losses(self.heads, features, inputs["columns"], self._output, self._weights)
+        return (loss, {"features": features}) if return_outputs else loss
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, Tensor, Tensor]:
+        """Counts of ranks `[B, K, R + 1]`, and sums and numbers of cross entropies `[B, K, 2]`, for each text."""
+        inputs = self._prepare_inputs(inputs)
+        num_rows = int(inputs["num_rows"])
+        with torch.no_grad(), self.compute_loss_context_manager():
+            ranks, losses = rank_guesses(model(inputs["hidden_states"]), inputs["columns"], self._output)
+        sums = torch.zeros(num_rows, *losses.shape[1:], 2, device=losses.device)
+        sums.index_add_(0, inputs["rows"], torch.stack([losses, (ranks >= 0).float()], -1))
+        return None, count_ranks(ranks, inputs["rows"], num_rows, self._width), sums
+
+    @property
+    def heads(self) -> MedusaHeads:
+        """The heads that are trained."""
+        heads: MedusaHeads = self.accelerator.unwrap_model(self.model).heads
+        return heads
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of texts of similar lengths, in another order in each epoch."""
+        self._order.lengths = _lengths(self.train_dataset)
+        loader = self._loader(self.train_dataset, self.args.train_batch_size, self._order)
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Texts in their order."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ArgumentError("eval_dataset=None: there is nothing to evaluate on")
+        prepared: DataLoader[Any] = self.accelerator.prepare(self._loader(dataset, self.args.eval_batch_size, None))
+        return prepared
+
+    def _loader(self, dataset: Any, batch_size: int, sampler: Sampler[int] | None) -> DataLoader[Any]:
+        # Data set items have what the collator asks for, so the Trainer must drop none of their fields by name.
+        return DataLoader(
+            dataset,
+            batch_size,
+            sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.rank_counts = counts = RankCounts.of_rows(torch.from_numpy(prediction.predictions))
+        sums = torch.from_numpy(prediction.label_ids).double().sum(0)
+        losses = sums[:, 0] / sums[:, 1].clamp(min=1)
+        metrics = {"loss": float((losses * self._weights.cpu()).sum())}
+        for head, (top1, top5, loss) in enumerate(zip(counts.top1, counts.top5, losses.tolist(), strict=True)):
+            metrics |= {f"head{head}_top1": top1, f"head{head}_top5": top5, f"head{head}_loss": loss}
+        return metrics
+
+
+class _Trained(nn.Module):
+    """The heads as the Trainer wants its model: with a forward, and without a `config` of another kind than its own."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.heads.features(hidden_states)
+
+
+class SimilarLengths(Sampler[int]):
+    """An order in which texts of similar lengths are neighbours: a function of the seed and the epoch alone.
+
+    Args:
+        lengths: of the texts.
+        batch_size: neighbours that are computed together.
+        seed: with `epoch` it fixes the order, so that a run that was stopped goes on with the same.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths, self.epoch = lengths, 0
+        self._batch_size, self._seed = batch_size, seed
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        size = self._batch_size * _BATCHES_SORTED_TOGETHER
+        batches: list[list[int]] = []
+        for start in range(0, len(order), size):
+            group = sorted(order[start : start + size], key=self.lengths.__getitem__)
+            batches += [group[i : i + self._batch_size] for i in range(0, len(group), self._batch_size)]
+        # Only the last one may be short: the loader counts off batches of the same size.
+        full = len(batches) - (len(batches[-1]) < self._batch_size) if batches else 0
+        shuffled = [*torch.randperm(full, generator=generator).tolist(), *range(full, len(batches))]
+        return iter([index for batch in shuffled for index in batches[batch]])
+
+
+class _NextOrder(TrainerCallback):
+    """Tells the sampler which epoch begins; the loader does not reach it in all of its wrappings."""
+
+    def __init__(self, order: SimilarLengths) -> None:
+        self._order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **further: Any
+    ) -> None:
+        self._order.epoch = int(state.epoch or 0)
+
+
+def _lengths(dataset: Any) -> list[int]:
+    """How many tokens each text has, without its hidden states where the data set knows."""
+    lengths = getattr(dataset, "lengths", None)
+    return [len(item["input_ids"]) for item in dataset] if lengths is None else list(lengths)
