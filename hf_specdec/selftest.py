@@ -106,7 +106,8 @@ def _path_difference(
     text = prefix + [tree.tokens[0][node] for node in path]
     alone = model(input_ids=torch.tensor([text], device=model.device), use_cache=False, return_dict=True).logits
     expected = alone[0, len(prefix) :].float()
-    return float((logits[path] - expected).abs().max() / expected.std())
+    possible = expected != -torch.inf  # a draft may rule tokens out
+    return float((logits[path] - expected)[possible].abs().max() / expected[possible].std())
 
 
 def _leaf_paths(tree: DraftTree) -> list[list[int]]:
