@@ -50,8 +50,8 @@ class RunFolder:
         changed = sorted(name for name in names if found.get(name) != self._settings.get(name))
         if changed:
             raise ArgumentError(
-                f"output: {self.path} holds a run that differs in {', '.join(changed)}; choose another folder, or delete "
-                "this one to begin again"
+                f"output: {self.path} holds a run that differs in {', '.join(changed)}; choose another folder, or "
+                "delete this one to begin again"
             )
 
     def claim(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.features import TargetFeatures
 
 IGNORED = -100
 """No guess is asked for: the text has ended, or the token is the prompt's."""
@@ -20,53 +21,43 @@ _LOGITS_AT_ONCE = 1 << 23
 
 
 class HeadCollator:
-    """Puts the positions of several texts that heads learn from one behind the other, without padding.
+    """Makes batches of what heads read and of what they should guess there.
 
-    Head i reads the hidden state of position t and guesses the token at t + 2 + i. Counted are positions from the
-    prompt's last token on, where drafts begin, so that all guessed tokens belong to the answer.
+    Head i reads the hidden state of position t and guesses the token at t + 2 + i: the target itself says the one at
+    t + 1. Positions are read from the prompt's last token on, where drafts begin, so all guesses are of the answer.
 
     Args:
+        features: the texts.
         heads: the heads; only their number and their draft vocabulary are read.
-        vocab_size: V.
     """
 
-    def __init__(self, heads: MedusaHeads, vocab_size: int) -> None:
-        self._num_heads = heads.num_heads
-        self._columns = torch.arange(vocab_size)
+    def __init__(self, features: TargetFeatures, heads: MedusaHeads) -> None:
+        self._collate = features.collator(heads.num_heads + 1)
+        vocab_size = int(features.target.config.get_text_config(decoder=True).vocab_size)
+        # The last entry is for places behind the end of a text.
+        self._columns = torch.arange(vocab_size + 1)
         if heads.token_map is not None:
-            self._columns = torch.full((vocab_size,), OUTSIDE)
+            self._columns = torch.full((vocab_size + 1,), OUTSIDE)
             self._columns[heads.token_map.cpu()] = torch.arange(len(heads.token_map))
+        self._columns[-1] = IGNORED
 
-    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Collate.
 
         Args:
-            items: texts with `input_ids` int64 `[T]`, `num_prompt` and `hidden_states` `[S, H]` of the last S tokens.
+            items: of the data set.
 
         Returns:
             `hidden_states` `[N, H]`, `columns` int64 `[N, K]` (the logit that should be the largest, or `OUTSIDE` or
             `IGNORED`), `rows` int64 `[N]` (the item that a position is from) and `num_rows` int64 `[]`.
         """
-        states, columns, rows = [], [], []
-        for row, item in enumerate(items):
-            first = max(int(item["num_prompt"]) - 1, 0)
-            wanted = self._columns_from(item["input_ids"], first)
-            offset = len(item["input_ids"]) - len(item["hidden_states"])
-            states.append(item["hidden_states"][first - offset :][: len(wanted)])
-            columns.append(wanted)
-            rows.append(torch.full((len(wanted),), row))
+        batch = self._collate(items)
         return {
-            "hidden_states": torch.cat(states),
-            "columns": torch.cat(columns),
-            "rows": torch.cat(rows),
+            "hidden_states": batch["hidden_states"],
+            "columns": self._columns[batch["targets"][:, 1:].clamp(min=-1)],
+            "rows": batch["positions"] // batch["input_ids"].shape[1],
             "num_rows": torch.tensor(len(items)),
         }
-
-    def _columns_from(self, input_ids: Tensor, first: int) -> Tensor:
-        """Int64 `[n, K]` for the positions from `first` on that have something to guess."""
-        ahead = self._columns[input_ids[first + 2 :]]
-        padded = torch.cat([ahead, torch.full((self._num_heads - 1,), IGNORED)])
-        return padded.unfold(0, self._num_heads, 1) if len(ahead) else padded.new_empty(0, self._num_heads)
 
 
 def head_losses(
@@ -88,7 +79,9 @@ def head_losses(
     """
     labels = columns.T.masked_fill(columns.T < 0, IGNORED)
     scales = weights / (labels != IGNORED).sum(1).clamp(min=1)
-    loss: Tensor = _ChunkedCrossEntropy.apply(features, labels, scales, output, *heads.outputs.parameters())
+    loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        features, labels, scales, output, *heads.outputs.parameters()
+    )
     return loss
 
 

@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers import TrainingArguments
+from torch.utils.data import DataLoader, Sampler
+from transformers import (
+    EvalPrediction,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import HeadCollator, head_losses, rank_guesses
 from hf_specdec.training.rank_rates import RankCounts, check_width, count_ranks
 
@@ -29,14 +36,15 @@ class MedusaTrainer(Trainer):
 
     Args:
         model: the heads, in float32.
-        target: the model whose hidden states they read. It is not changed, trained or saved.
+        train_dataset: texts with what the target says about them. The target is not changed, trained or saved.
+        eval_dataset: held-out texts.
         head_decay: how much less each further head counts in the loss.
         width: ranks of guesses that evaluations tell apart.
-        **arguments: everything else that Trainer takes. Data sets give texts with hidden states, as `features` makes
-            them.
+        **arguments: everything else that Trainer takes.
 
     Raises:
-        ArgumentError: heads and target do not fit, or `head_decay` is not in (0, 1], or `width` is too large.
+        ArgumentError: heads and target do not fit, `head_decay` is not in (0, 1], `width` is too large, or there is no
+            data set, or one of another kind.
     """
 
     loss_is_scaled_for_ga = False
@@ -45,26 +53,42 @@ class MedusaTrainer(Trainer):
         self,
         model: MedusaHeads,
         *,
-        target: PreTrainedModel,
+        train_dataset: TargetFeatures | None = None,
+        eval_dataset: TargetFeatures | None = None,
         head_decay: float = 0.8,
         width: int = 10,
         **arguments: Any,
     ) -> None:
         if not isinstance(model, MedusaHeads):
             raise ArgumentError(f"model must be MedusaHeads, not {type(model).__name__}")
+        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+            if dataset is not None and not isinstance(dataset, TargetFeatures):
+                raise ArgumentError(f"{name} must be TargetFeatures, not {type(dataset).__name__}")
+        features = train_dataset or eval_dataset
+        if features is None:
+            raise ArgumentError(
+                "train_dataset=None and eval_dataset=None: there is nothing to train or to evaluate on"
+            )
         if not 0 < head_decay <= 1:
             raise ArgumentError(f"head_decay={head_decay!r} must be above 0 and at most 1")
-        model.check(target)
+        model.check(features.target)
         check_width(model, width)
-        collator = HeadCollator(model, int(target.config.get_text_config(decoder=True).vocab_size))
-        super().__init__(model=_Trained(model), data_collator=collator, compute_metrics=self._metrics, **arguments)
+        super().__init__(
+            model=_Trained(model),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            compute_metrics=self._metrics,
+            **arguments,
+        )
         self.rank_counts: RankCounts | None = None
         """What the latest evaluation counted."""
-        self._output = model.output_of(target)
+        self._output = model.output_of(features.target)
         self._weights = torch.tensor([head_decay**head for head in range(model.num_heads)], device=self.args.device)
         self._width = width
         self._order = SimilarLengths(
-            [], self.args.train_batch_size * self.args.world_size, self.args.data_seed or self.args.seed
+            train_dataset.lengths if train_dataset is not None else [],
+            self.args.train_batch_size * self.args.world_size,
+            self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
         self.add_callback(_NextOrder(self._order))
 
@@ -104,29 +128,26 @@ class MedusaTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of texts of similar lengths, in another order in each epoch."""
-        self._order.lengths = _lengths(self.train_dataset)
-        loader = self._loader(self.train_dataset, self.args.train_batch_size, self._order)
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
+        return self._loader(self.train_dataset, self.args.train_batch_size, self._order)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Texts in their order."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
-            raise ArgumentError("eval_dataset=None: there is nothing to evaluate on")
-        prepared: DataLoader[Any] = self.accelerator.prepare(self._loader(dataset, self.args.eval_batch_size, None))
-        return prepared
+        return self._loader(dataset, self.args.eval_batch_size, None)
 
     def _loader(self, dataset: Any, batch_size: int, sampler: Sampler[int] | None) -> DataLoader[Any]:
-        # Data set items have what the collator asks for, so the Trainer must drop none of their fields by name.
-        return DataLoader(
+        if not isinstance(dataset, TargetFeatures):
+            raise ArgumentError(f"the data set must be TargetFeatures, not {type(dataset).__name__}")
+        loader = DataLoader(
             dataset,
             batch_size,
             sampler=sampler,
-            collate_fn=self.data_collator,
+            collate_fn=HeadCollator(dataset, self.heads),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
 
     def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         self.rank_counts = counts = RankCounts.of_rows(torch.from_numpy(prediction.predictions))
@@ -139,7 +160,7 @@ class MedusaTrainer(Trainer):
 
 
 class _Trained(nn.Module):
-    """The heads as the Trainer wants its model: with a forward, and without a `config` of another kind than its own."""
+    """The heads as the Trainer wants its model: with a forward, and without a `config` that it would write to."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         super().__init__()
@@ -189,9 +210,3 @@ class _NextOrder(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **further: Any
     ) -> None:
         self._order.epoch = int(state.epoch or 0)
-
-
-def _lengths(dataset: Any) -> list[int]:
-    """How many tokens each text has, without its hidden states where the data set knows."""
-    lengths = getattr(dataset, "lengths", None)
-    return [len(item["input_ids"]) for item in dataset] if lengths is None else list(lengths)

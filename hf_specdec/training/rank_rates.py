@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel
+from torch.utils.data import DataLoader
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
 
 TOP = 5
@@ -75,8 +75,7 @@ def count_ranks(ranks: Tensor, rows: Tensor, num_rows: int, width: int) -> Tenso
 @torch.no_grad()
 def measure_ranks(
     heads: MedusaHeads,
-    target: PreTrainedModel,
-    dataset: Dataset[Any],
+    features: TargetFeatures,
     *,
     width: int = 10,
     batch_size: int = 8,
@@ -86,8 +85,7 @@ def measure_ranks(
 
     Args:
         heads: the heads; they compute in their own dtype.
-        target: the model whose hidden states the texts have.
-        dataset: texts with hidden states, as from `features`.
+        features: the texts, with what the target says about them.
         width: ranks that are told apart.
         batch_size: texts at a time.
         progress: called with the number of texts done and that of all.
@@ -97,20 +95,18 @@ def measure_ranks(
             or no text has anything to guess.
     """
     check_width(heads, width)
-    heads.check(target)
-    placed, output = heads.placed(target), heads.output_of(target)
-    collate = HeadCollator(heads, int(target.config.get_text_config(decoder=True).vocab_size))
+    heads.check(features.target)
+    placed, output = heads.placed(features.target), heads.output_of(features.target)
     device = next(placed.parameters()).device
     counts, done = torch.zeros(heads.num_heads, width + 1, dtype=torch.int64), 0
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size, collate_fn=collate)
-    total = len(dataset)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(features, batch_size, collate_fn=HeadCollator(features, heads))
     for batch in loader:
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         ranks, _ = rank_guesses(placed.features(batch["hidden_states"]), batch["columns"], output)
         counts += count_ranks(ranks, batch["rows"], int(batch["num_rows"]), width).sum(0).cpu()
         done += int(batch["num_rows"])
         if progress is not None:
-            progress(done, total)
+            progress(done, len(features))
     if not counts.sum(1).all():
         raise ArgumentError(
             f"data: no answer is long enough for {heads.num_heads} heads, which reach {heads.num_heads + 1} tokens "
