@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.cache import CacheLoan
 from hf_specdec.compat import dropped_mask_length, is_users_cache, pad_token
-from hf_specdec.config import Verification
+from hf_specdec.config import LOSSY, Verification
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.emit import Emitter, StopRules
 from hf_specdec.errors import ArgumentError, DrafterError
@@ -30,7 +30,7 @@ from hf_specdec.sampling import Sampling, Seed, noise_device, row_seeds
 from hf_specdec.split import SplitRunner
 from hf_specdec.stats import SpeculationStats
 from hf_specdec.tree import DraftTree, chain_parents
-from hf_specdec.verify import GreedyMatch, Rejection, SampleAndMatch, Scorer, Verifier
+from hf_specdec.verify import GreedyMatch, Rejection, SampleAndMatch, Scorer, Typical, Verifier
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Call:
             inputs["attention_mask"] = prompt.mask[:, : last + prompt.num_columns - width]
         if self.keeps_last_logits:
             inputs["logits_to_keep"] = 1
-        if self._wants_hidden_states:
-            inputs["output_hidden_states"] = True
+        if self._wanted_states:
+            inputs["output_hidden_states"] = self._wanted_states
         return self.runner.prefill(prompt.input_ids[:, first:last], num_open=int(last == width), **inputs)
 
     @contextmanager
@@ -165,15 +165,17 @@ class Call:
 
     def forward(self, tree: DraftTree) -> ForwardOutput:
         """Run all nodes of all rows at once."""
-        output = self.runner.forward(
-            tree.padded_tokens(), tree.padded_depths(), tree.ancestors(), self._wants_hidden_states
-        )
+        output = self.runner.forward(tree.padded_tokens(), tree.padded_depths(), tree.ancestors(), self._wanted_states)
         self.recorder.start_round(output)
         return output
 
     @property
-    def _wants_hidden_states(self) -> bool:
-        return self.drafter.needs_hidden_states or self.recorder.hidden_states is not None
+    def _wanted_states(self) -> bool | int:
+        """Whether forwards return hidden states: of all layers, or (-1) of the last one, which are there anyhow."""
+        if self.recorder.hidden_states is not None:
+            return True
+        wanted = self.drafter.needs_hidden_states
+        return -1 if wanted == "last" else wanted
 
     def keep(self, accepted: list[list[int]]) -> None:
         """Compact the cache to the accepted text and bring the context up to date."""
@@ -318,11 +320,11 @@ def build_call(request: Request) -> Call:
         loan=loan,
         runner=runner,
         emitter=emitter,
-        verifier=_verifier(scorer, emitter, sampling, batched=not processors and not recorder.active),
+        verifier=_rule(request, sampling, batched=not processors and not recorder.active)(scorer, emitter, sampling),
         drafter=request.drafter,
         context=context,
         recorder=recorder,
-        stats=SpeculationStats(request.drafter.name, _rule_name(sampling)),
+        stats=_stats(request, sampling),
         config=config,
         cache_is_seen=bool(config.return_dict_in_generate) or is_users,
         keeps_last_logits="logits_to_keep" in request.model_kwargs,
@@ -353,7 +355,7 @@ def _sampling(request: Request) -> Sampling:
     # By default from the global generator, so that set_seed governs it.
     seed = request.seed if request.seed is not None else int(torch.randint(2**63 - 1, ()))
     seeds = row_seeds(seed, request.batch_size)
-    if request.verification == "keyed":
+    if request.verification != "rejection":
         return Sampling(seeds)
     if not isinstance(seed, Integral):
         raise ArgumentError(
@@ -363,14 +365,13 @@ def _sampling(request: Request) -> Sampling:
     return Sampling(seeds, torch.Generator(device).manual_seed(int(seed) % 2**63))
 
 
-def _verifier(scorer: Scorer, emitter: Emitter, sampling: Sampling, batched: bool) -> Verifier:
-    if sampling.fresh is not None:
-        return Rejection(scorer, emitter, sampling)
-    rule: type[Verifier] = GreedyMatch if sampling.greedy and batched else SampleAndMatch
-    return rule(scorer, emitter, sampling)
-
-
-def _rule_name(sampling: Sampling) -> str:
+def _rule(request: Request, sampling: Sampling, batched: bool) -> type[Verifier]:
     if sampling.greedy:
-        return "greedy"
-    return "keyed" if sampling.fresh is None else "rejection"
+        return GreedyMatch if batched else SampleAndMatch
+    rules: dict[Verification, type[Verifier]] = {"keyed": SampleAndMatch, "rejection": Rejection, LOSSY: Typical}
+    return rules[request.verification]
+
+
+def _stats(request: Request, sampling: Sampling) -> SpeculationStats:
+    verification = "greedy" if sampling.greedy else request.verification
+    return SpeculationStats(request.drafter.name, verification, lossless=verification != LOSSY)

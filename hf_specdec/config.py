@@ -9,7 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec.compat import default_generation_settings
 from hf_specdec.errors import ArgumentError, UnsupportedError, UnsupportedModelError
 
-Verification = Literal["keyed", "rejection"]
+Verification = Literal["keyed", "rejection", "typical"]
+LOSSY: Verification = "typical"
 
 # Settings of other decoding methods, and the values that leave them off.
 _OFF: dict[str, tuple[Any, ...]] = {
@@ -61,11 +62,26 @@ _FORWARD_INPUTS = frozenset(
 )
 
 
-def check_verification(verification: object) -> Verification:
-    """`verification`, checked."""
+def check_verification(verification: object, lossless: object) -> Verification:
+    """`verification`, checked; the rule that changes what the model says must be wanted twice.
+
+    Raises:
+        ArgumentError: an unknown rule, or `lossless` says another thing than the rule.
+    """
     names = get_args(Verification)
     if verification not in names:
         raise ArgumentError(f"verification={verification!r} is unknown; choose one of {', '.join(map(repr, names))}")
+    if not isinstance(lossless, bool):
+        raise ArgumentError(f"lossless={lossless!r} must be True or False")
+    if verification == LOSSY and lossless:
+        raise ArgumentError(
+            f"verification={LOSSY!r} changes what the model says: choose 'keyed' or 'rejection', or say "
+            "lossless=False if that is wanted"
+        )
+    if verification != LOSSY and not lossless:
+        raise ArgumentError(
+            f"verification={verification!r} is lossless: drop lossless=False, or choose verification={LOSSY!r}"
+        )
     return verification  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError, UnsupportedError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.sampling import Seed
 from hf_specdec.speculation import Speculation
@@ -29,7 +30,7 @@ _SIGNATURE = inspect.signature(GenerationMixin.generate)
 
 
 def enable(model: PreTrainedModel) -> None:
-    """Let `model.generate` take `strategy=`, `seed=` and `verification=`. Calls without `strategy` stay stock.
+    """Let `model.generate` take `strategy=` and what belongs to it. Calls without `strategy` stay stock.
 
     Args:
         model: any object with transformers' `generate`, a PEFT-wrapped model too. Enabling twice changes nothing.
@@ -82,9 +83,11 @@ def enabled(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 def generate(
     model: PreTrainedModel,
     *args: Any,
-    strategy: str | Drafter | None = None,
+    strategy: str | Drafter | MedusaHeads | None = None,
+    heads: MedusaHeads | None = None,
     seed: Seed | None = None,
     verification: str | None = None,
+    lossless: bool | None = None,
     assistant_model: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -96,9 +99,11 @@ def generate(
     Args:
         model: the target.
         args, kwargs: everything else that transformers' `generate` takes.
-        strategy: a registered name or a `Drafter`; None is stock generate. A `generation_config` passed to this call
-            may hold a name too, with `seed` and `verification` beside it; the model's own config is not asked.
-        seed, verification: see `Speculation`; they govern sampling and change nothing in greedy decoding.
+        strategy: a registered name, a `Drafter` or trained heads; None is stock generate. A `generation_config` passed
+            to this call may hold a name too, with `heads`, `seed`, `verification` and `lossless` beside it; the
+            model's own config is not asked.
+        heads: trained heads, for strategies that use some.
+        seed, verification, lossless: see `Speculation`; they govern sampling and change nothing in greedy decoding.
         assistant_model, streamer, tokenizer, assistant_tokenizer: as in transformers.
 
     Raises:
@@ -112,28 +117,25 @@ def generate(
         "assistant_tokenizer": assistant_tokenizer,
     }
     _check_model(model)
+    settings: dict[str, Any] = {"heads": heads, "seed": seed, "verification": verification, "lossless": lossless}
     config = _config_of([*args, kwargs.get("generation_config")])
+    if strategy is None and config.get("strategy") is not None:
+        strategy = config["strategy"]
+        settings = {name: config.get(name) if value is None else value for name, value in settings.items()}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if strategy is None:
-        strategy = config.get("strategy")
-        if strategy is not None:
-            seed = config.get("seed") if seed is None else seed
-            verification = config.get("verification") if verification is None else verification
-    if strategy is None:
-        if seed is not None or verification is not None:
-            raise ArgumentError("seed= and verification= belong to strategy=; without one, use transformers.set_seed")
+        if settings:
+            raise ArgumentError(
+                "heads=, seed=, verification= and lossless= belong to strategy=; without one, use "
+                "transformers.set_seed"
+            )
         given = {name: value for name, value in own.items() if value is not None}
         return _stock_generate(model, *args, **kwargs, **given)
     kwargs = _by_name(model, args, kwargs)
     _refuse_early(kwargs)
     explicit = _explicit_settings(kwargs)
     stop_strings = _take_stop_strings(model, kwargs)
-    speculation = Speculation(
-        strategy,
-        stop_strings=stop_strings,
-        seed=seed,
-        verification="keyed" if verification is None else verification,
-        **own,
-    )
+    speculation = Speculation(strategy, stop_strings=stop_strings, **settings, **own)
     speculation.explicit = explicit
     kwargs["custom_generate"] = speculation
     if streamer is not None:

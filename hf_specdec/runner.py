@@ -81,17 +81,19 @@ class ModelRunner:
         """Set the position id of the first token that is not in the cache, int64 `[B]`."""
         self._next_positions = next_positions.to(self.model.device)
 
-    def forward(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool = False) -> ForwardOutput:
+    def forward(
+        self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool | int = False
+    ) -> ForwardOutput:
         """Run m new nodes, which join the uncommitted tail.
 
         Args:
             tokens: int64 `[B, m]`.
             depths: int64 `[B, m]`, distance from the first token after the committed text.
             ancestors: bool `[B, m, tail + m]`, which tail nodes and new nodes each one sees.
-            hidden_states: whether to return the hidden states of all layers.
+            hidden_states: whether to return the hidden states of all layers; -1: of the last layer alone.
         """
         inputs = self._inputs(self.view, tokens, depths, ancestors)
-        output = self._call(**inputs, **({"output_hidden_states": True} if hidden_states else {}))
+        output = self._call(**inputs, **({"output_hidden_states": hidden_states} if hidden_states else {}))
         self.view.extend_tail(depths.to(self.model.device))
         return output
 
@@ -136,7 +138,10 @@ class ModelRunner:
         start = time.perf_counter()
         output = self.model(cache=self.view.cache, use_cache=True, return_dict=True, **inputs)
         self.seconds += time.perf_counter() - start
-        return ForwardOutput(output.logits, output.hidden_states)
+        states = output.hidden_states
+        if states is not None and inputs.get("output_hidden_states") == -1:
+            states = states[-1:]  # most models leave the places of the others empty, some fill them
+        return ForwardOutput(output.logits, states)
 
 
 def check_runnable(model: PreTrainedModel) -> None:

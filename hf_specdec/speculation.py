@@ -22,6 +22,7 @@ from hf_specdec.config import check_draft_settings, check_generation_config, che
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafters.draft_check import check_draft_model
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.registry import create_drafter
 from hf_specdec.runner import check_attention, check_runnable
@@ -55,14 +56,18 @@ class Speculation:
     `generate`: transformers hands it the prompt, this object all that follows and the end.
 
     Args:
-        strategy: a registered name, or a `Drafter` that holds its settings.
+        strategy: a registered name, a `Drafter` that holds its settings, or trained heads: they say what drafts with
+            them.
+        heads: trained heads, for strategies that use some.
         assistant_model: the draft model, for strategies that use one.
         streamer: gets each token as it is emitted.
         tokenizer: the target's tokenizer; needed for `stop_strings`.
         assistant_tokenizer: the draft's tokenizer; if given, it is compared with `tokenizer`.
         stop_strings: strings that end a row.
         seed: randomness of sampling; an int, or one int a row. Drawn from torch's global generator by default.
-        verification: "keyed" (the text depends on model, prompt and seed alone) or "rejection" (the classical rule).
+        verification: "keyed" (the text depends on model, prompt and seed alone), "rejection" (the classical rule) or
+            "typical" (Medusa's, which changes what the model says and needs `lossless=False`).
+        lossless: whether the text must have the model's own law; only "typical" takes False.
 
     Raises:
         ArgumentError: a wrong type or value, or an unknown strategy.
@@ -70,8 +75,9 @@ class Speculation:
 
     def __init__(
         self,
-        strategy: str | Drafter,
+        strategy: str | Drafter | MedusaHeads,
         *,
+        heads: MedusaHeads | None = None,
         assistant_model: PreTrainedModel | None = None,
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -79,9 +85,10 @@ class Speculation:
         stop_strings: str | list[str] | None = None,
         seed: Seed | None = None,
         verification: str = "keyed",
+        lossless: bool = True,
     ) -> None:
-        self.drafter = _drafter(strategy)
-        self.verification = check_verification(verification)
+        self.drafter = _drafter(strategy, heads)
+        self.verification = check_verification(verification, lossless)
         if seed is not None:
             check_seed(seed)
         if streamer is not None and not isinstance(streamer, BaseStreamer):
@@ -178,11 +185,19 @@ class Speculation:
         return frozenset(name for name, value in defaults.items() if getattr(config, name) != value)
 
 
-def _drafter(strategy: object) -> Drafter:
+def _drafter(strategy: object, heads: object) -> Drafter:
+    if isinstance(strategy, MedusaHeads):
+        return _drafter(create_drafter(strategy.strategy).with_heads(strategy), heads)
     drafter = create_drafter(strategy) if isinstance(strategy, str) else strategy
-    if isinstance(drafter, Drafter):
+    if not isinstance(drafter, Drafter):
+        raise ArgumentError(
+            f"strategy must be a name, a Drafter object or MedusaHeads, not {strategy!r}"
+            + ("; call it to make an object" if isinstance(strategy, type) and issubclass(strategy, Drafter) else "")
+        )
+    if heads is None:
         return drafter
-    raise ArgumentError(
-        f"strategy must be a name or a Drafter object, not {strategy!r}"
-        + ("; call it to make an object" if isinstance(strategy, type) and issubclass(strategy, Drafter) else "")
-    )
+    if not isinstance(heads, MedusaHeads):
+        raise ArgumentError(
+            f"heads must be MedusaHeads, not {type(heads).__name__}; load them with MedusaHeads.from_pretrained"
+        )
+    return drafter.with_heads(heads)

@@ -61,7 +61,9 @@ class SplitRunner(ModelRunner):
             self._drafted = _Drafted(self.view.part(slice(self._exit_layer)))
         return self._run_lower(self._drafted, tokens, depths, ancestors)
 
-    def forward(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool = False) -> ForwardOutput:
+    def forward(
+        self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool | int = False
+    ) -> ForwardOutput:
         """Run m new nodes, which join the uncommitted tail, without repeating what `draft` ran of them.
 
         With `hidden_states` the first layers run again, since `draft` keeps the states behind the last of them only.

@@ -12,7 +12,8 @@ class SpeculationStats:
 
     Attributes:
         strategy: the strategy's name.
-        verification: "greedy", "keyed", or "rejection".
+        verification: "greedy", "keyed", "rejection" or "typical".
+        lossless: whether the text has the model's own law; False for "typical" alone.
         rounds: forwards of the target; reading the prompt is the first, and drafts nothing.
         row_rounds: the same, counted once for every row that was still open.
         drafted: tokens proposed.
@@ -26,6 +27,7 @@ class SpeculationStats:
 
     strategy: str = "none"
     verification: str = "greedy"
+    lossless: bool = True
     rounds: int = 0
     row_rounds: int = 0
     drafted: int = 0

@@ -2,7 +2,7 @@
 
 Every rule walks from the root: at a node it emits one token with the target's law p (after all processors); if a child
 of the node guessed that token the walk goes on there, else the round ends. What is emitted has the law p whatever the
-tree looks like.
+tree looks like. `Typical` alone is another matter: it is lossy, and must be asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Step(NamedTuple):
     token: int
     child: int | None
 
+
+_TYPICAL_FLOOR, _TYPICAL_SHARE = 0.09, 0.3  # epsilon and delta as in Medusa's own code
 
 Decide = Callable[[Sequence[int], Sequence[int]], list[Step]]
 Observe = Callable[[Sequence[int], Sequence[int], Tensor, Tensor], None]
@@ -98,7 +100,7 @@ class Scorer:
 
 
 class Verifier(ABC):
-    """A lossless rule.
+    """A rule; all but `Typical` are lossless.
 
     Args:
         scorer: gives p.
@@ -248,6 +250,74 @@ class Rejection(Verifier):
     def _draw(self, probs: Tensor) -> int:
         check_finite([float(probs.max())], ["after this block"])
         return int(torch.multinomial(probs, 1, generator=self.sampling.fresh))
+
+
+class Typical(Verifier):
+    """Typical acceptance (Cai et al. 2024, "Medusa"). Lossy: the text does not have the model's law.
+
+    A guess is kept where the target finds it likely enough: p(x) > min(0.09, 0.3 exp(-H(p))), with H the entropy of p.
+    Of the paths of kept guesses the longest is emitted, the likeliest of equally long ones; behind it a token is drawn
+    from p.
+
+    Processors with a state see emitted text alone, so there the walk takes the likeliest kept guess at each node.
+    """
+
+    def rule(self, tree: DraftTree, logits: Tensor) -> Decide:
+        """Look at the whole tree where the processors allow it."""
+        ahead: dict[int, dict[int, int]] = {}  # row -> node -> the child to go on at
+
+        def decide(rows: Sequence[int], nodes: Sequence[int]) -> list[Step]:
+            scores = self.scorer(logits, rows, nodes)
+            children: list[int | None]
+            if self.scorer.processors.stateless:
+                for row, node in zip(rows, nodes, strict=True):
+                    if node == 0:
+                        path = self._longest_path(tree, row, logits[row].float())
+                        ahead[row] = dict(zip([0, *path], path, strict=False))
+                children = [ahead[row].get(node) for row, node in zip(rows, nodes, strict=True)]
+            else:
+                kept = [_typical_children(tree, r, n, p) for r, n, p in zip(rows, nodes, _probs(scores), strict=True)]
+                children = [max(one, key=lambda child: one[child]) if one else None for one in kept]
+            ending = [i for i, child in enumerate(children) if child is None]
+            steps = self.steps(rows)
+            drawn = self.sampling.choose([rows[i] for i in ending], [steps[i] for i in ending], scores[ending])
+            last = dict(zip(ending, drawn, strict=True))
+            return [
+                Step(last[i] if child is None else tree.tokens[row][child], child)
+                for i, (row, child) in enumerate(zip(rows, children, strict=True))
+            ]
+
+        return decide
+
+    def _longest_path(self, tree: DraftTree, row: int, raw: Tensor) -> list[int]:
+        """Kept guesses, first to last; `raw` are the row's logits `[n, V]`."""
+        prefix = self.emitter.prefix(row)
+        raw = raw.to(prefix.device)
+        best: list[int] = []
+        level: list[tuple[float, list[int]]] = [(1.0, [])]  # likelihood and path
+        while level:
+            best = max(level, key=lambda one: one[0])[1]
+            texts = [torch.cat([prefix, prefix.new_tensor([tree.tokens[row][n] for n in path])]) for _, path in level]
+            ends = [path[-1] if path else 0 for _, path in level]
+            probs = _probs(self.scorer.processors([row] * len(level), texts, raw[ends]))
+            level = [
+                (likelihood * p, [*path, child])
+                for (likelihood, path), end, law in zip(level, ends, probs, strict=True)
+                for child, p in _typical_children(tree, row, end, law).items()
+            ]
+        return best
+
+
+def _typical_children(tree: DraftTree, row: int, node: int, p: Tensor) -> dict[int, float]:
+    """The children that typical acceptance keeps, with p of their tokens."""
+    threshold = typical_threshold(p)
+    children = {child: float(p[tree.tokens[row][child]]) for child in tree.children[row][node]}
+    return {child: value for child, value in children.items() if value > threshold}
+
+
+def typical_threshold(p: Tensor) -> float:
+    """What p of a guess must exceed in typical acceptance: min(0.09, 0.3 exp(-H(p))); `p` is float64 `[V]`."""
+    return min(_TYPICAL_FLOOR, _TYPICAL_SHARE * float(torch.special.entr(p).sum().neg().exp()))
 
 
 def target_probs(scores: Tensor, steps: Sequence[int]) -> Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_specdec.audit.arms import Arm
@@ -20,10 +19,9 @@ from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.runner import ForwardOutput, ModelRunner
 from hf_specdec.speculation import Speculation, decode
 from hf_specdec.tree import DraftTree
-from hf_specdec.verify import Decide, Rejection, Step
+from hf_specdec.verify import Decide, Rejection, Step, Typical, Verifier
 
 IDENTITY, LAW = "identity", "law"
-_TYPICAL_FLOOR, _TYPICAL_SHARE = 0.09, 0.3  # the defaults of Medusa's code
 
 Tamper = Callable[[Call], None]
 
@@ -70,7 +68,7 @@ class Control(Arm):
 def controls() -> list[Control]:
     """All of them; the first two have no fault and show that the others fail because of theirs."""
 
-    def law(name: str, fault: str, rule: type[Rejection], picked: bool = False) -> Control:
+    def law(name: str, fault: str, rule: type[Verifier], picked: bool = False) -> Control:
         return Control(name, SelfDraft(picked=picked), fault=fault, check=LAW, tamper=_verify_by(rule))
 
     def identity(name: str, fault: str, tamper: Tamper) -> Control:
@@ -79,7 +77,7 @@ def controls() -> list[Control]:
     return [
         Control("intact, identity", SelfDraft(), fault="nothing", check=IDENTITY, intact=True),
         Control("intact, law", SelfDraft(), fault="nothing", check=LAW, intact=True),
-        law("typical acceptance", "guesses are kept when p is above a threshold", _Typical, picked=True),
+        law("typical acceptance", "guesses are kept when p is above a threshold", Typical, picked=True),
         law("residual from p", "a refused guess is replaced by a draw from p", _ResidualFromP),
         law("double draw", "a draw that no guess matches is thrown away and drawn again", _Twice, picked=True),
         law("bonus temperature", "the token after the last guess has half the temperature", _Bonus),
@@ -93,19 +91,6 @@ class _NodeByNode(Rejection):
 
     def rule(self, tree: DraftTree, logits: Tensor) -> Decide:
         return self._node_rule(tree, logits)
-
-
-class _Typical(_NodeByNode):
-    """Medusa's typical acceptance (Cai et al. 2024)."""
-
-    def _try_children(self, tree: DraftTree, row: int, node: int, p: Tensor) -> Step:
-        entropy = float(-torch.xlogy(p, p).sum())
-        threshold = min(_TYPICAL_FLOOR, _TYPICAL_SHARE * float(torch.exp(torch.tensor(-entropy))))
-        for child in tree.children[row][node]:
-            token = tree.tokens[row][child]
-            if float(p[token]) > threshold:
-                return Step(token, child)
-        return Step(self._draw(p), None)
 
 
 class _ResidualFromP(_NodeByNode):
@@ -138,7 +123,7 @@ class _Bonus(_NodeByNode):
         return super()._try_children(tree, row, node, p)
 
 
-def _verify_by(rule: type[Rejection]) -> Tamper:
+def _verify_by(rule: type[Verifier]) -> Tamper:
     def tamper(call: Call) -> None:
         verifier = call.verifier
         call.verifier = rule(verifier.scorer, verifier.emitter, verifier.sampling)
@@ -157,7 +142,9 @@ class _Changed:
 
 
 class _Shifted(_Changed):
-    def forward(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool = False) -> ForwardOutput:
+    def forward(
+        self, tokens: Tensor, depths: Tensor, ancestors: Tensor, hidden_states: bool | int = False
+    ) -> ForwardOutput:
         return self._runner.forward(tokens, depths + (depths > 0), ancestors, hidden_states)
 
 

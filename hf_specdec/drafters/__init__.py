@@ -7,6 +7,7 @@ from hf_specdec.drafters.early_exit import EarlyExit
 from hf_specdec.drafters.grown import GrownDrafter
 from hf_specdec.drafters.jacobi import Jacobi
 from hf_specdec.drafters.lookahead import Lookahead
+from hf_specdec.drafters.medusa import Medusa
 from hf_specdec.drafters.none import NoDraft
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.recycling import Recycling
@@ -24,6 +25,7 @@ __all__ = [
     "GrownDrafter",
     "Jacobi",
     "Lookahead",
+    "Medusa",
     "NoDraft",
     "PromptLookup",
     "Recycling",
@@ -42,4 +44,5 @@ register_drafter("lookahead", Lookahead)
 register_drafter("early_exit", EarlyExit)
 register_drafter("suffix", Suffix)
 register_drafter("recycling", Recycling)
+register_drafter("medusa", Medusa)
 register_drafter("auto", Auto)

@@ -6,13 +6,17 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
+from hf_specdec.errors import ArgumentError
 from hf_specdec.sampling import Sampling
 from hf_specdec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from hf_specdec.heads import MedusaHeads
 
 
 class RoundOutputs(NamedTuple):
@@ -21,7 +25,8 @@ class RoundOutputs(NamedTuple):
     logits: Tensor
     """`[B, n, V]`, raw."""
     hidden_states: tuple[Tensor, ...] | None
-    """Per layer `[B, n, hidden_size]`, for drafters with `needs_hidden_states`."""
+    """Per layer `[B, n, hidden_size]`, for drafters with `needs_hidden_states`; the last one is what the target's
+    output matrix reads. Drafters that ask for "last" may rely on that one alone."""
 
 
 LowerLayers = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -89,8 +94,8 @@ class Drafter(ABC):
     """Draft settings of transformers' generation config that the strategy follows; others are refused."""
     needs_draft_model: ClassVar[bool] = False
     """Whether `assistant_model` must be given."""
-    needs_hidden_states: ClassVar[bool] = False
-    """Whether `observe` wants the target's hidden states."""
+    needs_hidden_states: bool | Literal["last"] = False
+    """Whether `observe` wants the target's hidden states: those of all layers, or of the last one alone."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -100,6 +105,14 @@ class Drafter(ABC):
     def chains_only(self) -> bool:
         """Whether no proposed node ever has two children; such drafts run under any attention implementation."""
         return False
+
+    def with_heads(self, heads: MedusaHeads) -> Self:
+        """The same strategy with trained heads.
+
+        Raises:
+            ArgumentError: it does not use any, has some already, or they do not fit its settings.
+        """
+        raise ArgumentError(f"strategy {self.name!r} does not use heads: drop heads=, or choose 'medusa' or 'auto'")
 
     def check(self, target: PreTrainedModel) -> None:  # noqa: B027
         """Refuse a target that these settings do not fit; called before any forward."""

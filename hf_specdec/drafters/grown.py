@@ -59,12 +59,15 @@ class GrownDrafter(Drafter):
         drafter._context = context
         drafter._end_tokens = eos_tokens(context.config)
         drafter._acceptance = Acceptance()
-        cost = node_cost(context.target) if self.node_cost is None else self.node_cost
+        cost = self._cost_of_node(context)
         rows = context.batch_size
         # A forward of B rows and one node each costs 1 + cost * (B - 1); a node of one row earns for that row alone.
         drafter._paces = [Pace(cost * rows / (1.0 + cost * (rows - 1))) for _ in range(rows)]
         drafter._grown = [None] * rows
         return drafter
+
+    def _cost_of_node(self, context: DraftContext) -> float:
+        return node_cost(context.target) if self.node_cost is None else self.node_cost
 
     def propose(self, context: DraftContext) -> DraftTree:
         """Grow each row's tree."""
@@ -96,8 +99,15 @@ class GrownDrafter(Drafter):
             tokens = tree.tokens[row]
             for source in self._sources:
                 source.observe(tokens, outputs.logits[row, : len(tokens)])
-            if self._context.budgets[row]:  # the text of a row that has ended may have been cut behind the path
-                self._learn(row, path)
+        # The text of a row that has ended may have been cut behind the path.
+        growing = [row for row, path in enumerate(accepted) if path and self._context.budgets[row]]
+        for row in growing:
+            self._learn(row, accepted[row])
+        if growing and outputs.hidden_states is not None:
+            nodes = [accepted[row][-1] for row in growing]
+            logits, hidden_states = outputs.logits[growing, nodes], outputs.hidden_states[-1][growing, nodes]
+            for source in self._sources:
+                source.advance(growing, logits, hidden_states)
 
     def _learn(self, row: int, path: Sequence[int]) -> None:
         grown, text = self._grown[row], self._context.texts[row]

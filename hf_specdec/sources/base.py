@@ -43,5 +43,14 @@ class Source(ABC):
     def observe(self, tokens: Sequence[int], logits: Tensor) -> None:  # noqa: B027
         """Learn from a row's verified tree: the tokens of its n nodes and the target's raw logits there, `[n, V]`."""
 
+    def advance(self, rows: Sequence[int], logits: Tensor, hidden_states: Tensor) -> None:  # noqa: B027
+        """The texts of R rows have grown; called after `observe`, if the strategy has `needs_hidden_states`.
+
+        Args:
+            rows: all rows that are still open.
+            logits: the target's raw logits from which the last token of each text was chosen, `[R, V]`.
+            hidden_states: what its output matrix read there, `[R, hidden_size]`.
+        """
+
     def finish(self, outputs: Sequence[Sequence[int]]) -> None:  # noqa: B027
         """The call has ended well with these outputs, one a row."""
