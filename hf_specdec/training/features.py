@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +13,13 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.training.feature_cache import FeatureCache, Layout, fill
+from hf_specdec.training.fingerprints import examples_fingerprint, model_fingerprint
 from hf_specdec.training.target_outputs import PaddedTexts, target_outputs
 from hf_specdec.training.texts import Example
+
+_LOGGER = logging.getLogger(__name__)
+_FILLING_TOKENS = 4096
 
 Batch = dict[str, Tensor]
 
@@ -30,30 +37,70 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         target: the model, in evaluation mode.
         examples: the texts.
         top_k: k, how many of the target's best next tokens come with each position; 0 for none.
+        cache_dir: folder for computed features; `fill_cache` fills it. One folder serves one model and one list of
+            texts. Hidden states in float32 are kept as bfloat16.
+        cache_max_gb: bound of the cache, in 10^9 bytes. What does not fit is computed for each batch, every time; the
+            log says how much that is.
 
     Attributes:
         lengths: number of tokens of each text.
         num_positions: number of positions that are read in all texts.
 
     Raises:
-        ArgumentError: no examples, tokens that the target does not have, longer texts than it takes, or a wrong
-            `top_k`.
+        ArgumentError: no examples, tokens that the target does not have, longer texts than it takes, a wrong `top_k`
+            or bound, or a folder with the features of another model or other texts.
     """
 
-    def __init__(self, target: PreTrainedModel, examples: Sequence[Example], *, top_k: int = 0) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        examples: Sequence[Example],
+        *,
+        top_k: int = 0,
+        cache_dir: str | Path | None = None,
+        cache_max_gb: float | None = None,
+    ) -> None:
         _check(target, examples, top_k)
+        if cache_max_gb is not None and (cache_dir is None or not cache_max_gb > 0):
+            raise ArgumentError(f"cache_max_gb={cache_max_gb!r} must be above 0, and needs cache_dir")
         self.target = target
         self.examples = examples
         self.top_k = top_k
         self.lengths = [len(one.input_ids) for one in examples]
         self.num_positions = sum(one.num_learned for one in examples)
+        self._cache = None if cache_dir is None else self._open_cache(Path(cache_dir), cache_max_gb)
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self.examples[index]
-        return {"input_ids": torch.tensor(example.input_ids), "num_prompt": example.num_prompt}
+        item = {"input_ids": torch.tensor(example.input_ids), "num_prompt": example.num_prompt}
+        kept = None if self._cache is None else self._cache.read(index)
+        return item if kept is None else {**item, **kept}
+
+    def fill_cache(
+        self, progress: Callable[[int, int], None] = lambda done, total: None, rank: int = 0, num_ranks: int = 1
+    ) -> None:
+        """Compute what the cache has room for and does not hold yet; does nothing without a cache.
+
+        Args:
+            progress: told how many of the missing texts are done, and how many there are.
+            rank, num_ranks: the number of this process, and how many processes share the work.
+
+        Raises:
+            ArgumentError: the disk is too small.
+        """
+        if self._cache is not None:
+            fill(
+                self._cache,
+                self.lengths,
+                self._compute,
+                max_tokens=_FILLING_TOKENS,
+                progress=progress,
+                rank=rank,
+                num_ranks=num_ranks,
+            )
 
     def collator(self, num_targets: int = 1) -> Callable[[list[dict[str, Any]]], Batch]:
         """A function that makes a batch of items.
@@ -83,7 +130,56 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         return collate
 
     def _outputs(self, items: list[dict[str, Any]], texts: PaddedTexts) -> Batch:
+        """Features of all items, one behind the other; the target runs for those that bring none."""
+        missing = [one for one in items if "hidden_states" not in one]
+        if len(missing) == len(items):
+            return target_outputs(self.target, texts, self.top_k)
+        pieces = [one for one in items if "hidden_states" in one]
+        if missing:
+            computed = self._run(missing)
+            counts = [len(one["input_ids"]) - max(one["num_prompt"], 1) for one in missing]
+            rows = zip(*(torch.split(value, counts) for value in computed.values()), strict=True)
+            found = iter([dict(zip(computed, row, strict=True)) for row in rows])
+            pieces = [one if "hidden_states" in one else next(found) for one in items]
+        joined = {name: torch.cat([one[name] for one in pieces]) for name in _names(self.top_k)}
+        return joined | {"hidden_states": joined["hidden_states"].to(self.target.dtype)}
+
+    def _run(self, items: list[dict[str, Any]]) -> Batch:
+        texts = PaddedTexts.of([one["input_ids"] for one in items], [one["num_prompt"] for one in items])
         return target_outputs(self.target, texts, self.top_k)
+
+    def _compute(self, indices: list[int]) -> Batch:
+        examples = [self.examples[index] for index in indices]
+        return self._run([{"input_ids": torch.tensor(x.input_ids), "num_prompt": x.num_prompt} for x in examples])
+
+    def _open_cache(self, folder: Path, max_gb: float | None) -> FeatureCache:
+        identity = {
+            "model": model_fingerprint(self.target),
+            "texts": examples_fingerprint(self.examples),
+            "top_k": self.top_k,
+        }
+        counts = [one.num_learned for one in self.examples]
+        max_bytes = None if max_gb is None else int(max_gb * 1e9)
+        cache = FeatureCache(folder, counts, self._layout(), identity, max_bytes)
+        if cache.num_cached < len(self):
+            _LOGGER.warning(
+                "cache_max_gb=%s has room for %d of %d texts; the target runs again for the others in each epoch",
+                max_gb,
+                cache.num_cached,
+                len(self),
+            )
+        return cache
+
+    def _layout(self) -> Layout:
+        """Shapes and formats of one position, as a tiny text shows them."""
+        probe = target_outputs(self.target, PaddedTexts.of([torch.zeros(2, dtype=torch.long)], [1]), self.top_k)
+        layout = {name: (tuple(value.shape[1:]), value.dtype) for name, value in probe.items()}
+        shape, dtype = layout["hidden_states"]
+        return layout | {"hidden_states": (shape, dtype if dtype.itemsize == 2 else torch.bfloat16)}
+
+
+def _names(top_k: int) -> tuple[str, ...]:
+    return ("hidden_states", "top_ids", "top_logits", "log_normaliser") if top_k else ("hidden_states",)
 
 
 def _check(target: PreTrainedModel, examples: Sequence[Example], top_k: int) -> None:

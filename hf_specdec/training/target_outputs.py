@@ -92,7 +92,7 @@ def target_outputs(target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0) 
         first = 0
     output = target(input_ids=texts.input_ids.to(device), attention_mask=texts.attention_mask.to(device), **inputs)
     rows, columns = texts.rows.to(device), texts.columns.to(device)
-    found: dict[str, Tensor] = {"hidden_states": output.hidden_states[-1][rows, columns].cpu()}
+    found: dict[str, Tensor] = {"hidden_states": output.hidden_states[-1][rows, columns].to(target.dtype).cpu()}
     if top_k:
         found |= _best(output.logits, rows, columns - first, top_k)
     return found
