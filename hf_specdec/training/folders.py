@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import PyTorchModelHubMixin
 
 from hf_specdec.errors import ArgumentError
 
@@ -103,3 +106,11 @@ def replace_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def save_heads(heads: PyTorchModelHubMixin, folder: Path) -> None:
+    """Write heads into a folder, file by file: each is the old one or complete, and the card comes last."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".heads-") as temporary:
+        heads.save_pretrained(temporary)
+        for file in sorted(Path(temporary).iterdir(), key=lambda file: (file.suffix == ".md", file.name)):
+            os.replace(file, folder / file.name)

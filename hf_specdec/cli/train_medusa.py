@@ -1,0 +1,134 @@
+"""`hf-specdec train-medusa`: heads for a model, from its own answers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.options import Dtype
+from hf_specdec.heads import MedusaHeads
+from hf_specdec.heads.choices import expected_tokens
+
+
+@command
+def train_medusa(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the target.")],
+    data: Annotated[str, typer.Option(help="File, folder or hub id of texts, best from `hf-specdec make-data`.")],
+    output: Annotated[Path, typer.Option(help="New folder of the heads; a run that was stopped goes on from there.")],
+    heads: Annotated[int, typer.Option(min=1, help="Heads: how many tokens ahead they guess.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Residual blocks of each head.")] = 1,
+    own_output: Annotated[
+        bool, typer.Option("--own-output", help="Train an output matrix for each head instead of using the target's.")
+    ] = False,
+    draft_vocab: Annotated[
+        int | None, typer.Option(min=1, help="Guess only so many tokens, the most frequent ones; all if not given.")
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time, in each process.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one step.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 1e-3,
+    head_decay: Annotated[float, typer.Option(help="Each further head counts so much less in the loss.")] = 0.8,
+    held_out: Annotated[float, typer.Option(help="Share of the texts to measure on.")] = 0.05,
+    max_length: Annotated[int, typer.Option(min=2, help="Longer texts lose their end.")] = 1024,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
+    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
+    evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the tree that is stored with the heads.")] = 24,
+    width: Annotated[int, typer.Option(min=1, help="Guesses of a head that are told apart.")] = 10,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")] = Dtype.bfloat16,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is an accelerator.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    model_name: Annotated[
+        str | None, typer.Option(help="What the card calls the target; by default as in --model.")
+    ] = None,
+    data_name: Annotated[
+        str | None, typer.Option(help="What the card calls the data; by default as in --data.")
+    ] = None,
+) -> None:
+    """Train Medusa heads that guess what a model will say; the model itself is not changed.
+
+    Works with `accelerate launch -m hf_specdec.cli train-medusa ...`, too. Needs the extra hf_specdec[train].
+    """
+    import torch
+
+    from hf_specdec.training.features import TargetFeatures
+    from hf_specdec.training.medusa_run import (
+        MedusaSettings,
+        RunNames,
+        prepare_run,
+        train_medusa,
+        trainer_arguments,
+    )
+    from hf_specdec.training.texts import read_examples, split_examples
+
+    settings = MedusaSettings(
+        num_heads=heads,
+        num_layers=layers,
+        own_output=own_output,
+        draft_vocab_size=draft_vocab,
+        epochs=epochs,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        head_decay=head_decay,
+        evaluations=evaluations,
+        bf16=dtype is Dtype.bfloat16,
+        num_nodes=nodes,
+        width=width,
+        seed=seed,
+    )
+    names = RunNames(model_name or _name(model), data_name or _name(data), _command_line())
+    examples = read_examples(data, AutoTokenizer.from_pretrained(model), max_length=max_length, limit=limit, chat=chat)
+    train, test = split_examples(examples, held_out, seed)
+    folder = prepare_run(output, train, test, settings, names)
+    use_cpu = cpu or not torch.accelerator.is_available()
+    arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu)
+    if arguments.process_index == 0:
+        folder.claim()
+    target = _load(model, dtype, arguments.device)
+    trained = train_medusa(
+        TargetFeatures(target, train), TargetFeatures(target, test), folder, settings, names, arguments
+    )
+    if arguments.process_index == 0:
+        print_accuracies(trained)
+        message_console().print(Text(f"Heads: {output}"))
+
+
+def print_accuracies(heads: MedusaHeads) -> None:
+    """A table of what was measured, and what the tree should give."""
+    if heads.rank_rates is None or heads.tree is None:
+        return
+    table = Table(box=None)
+    for title in ("head", "guesses token", "best guess", "best five", "nodes of the tree"):
+        table.add_column(title, justify="right")
+    for head, rates in enumerate(heads.rank_rates):
+        nodes = sum(len(node) == head + 1 for node in heads.tree)
+        table.add_row(str(head), f"t + {head + 2}", f"{rates[0]:.3f}", f"{sum(rates[:5]):.3f}", str(nodes))
+    output_console().print(table)
+    tokens = expected_tokens(heads.tree, heads.rank_rates)
+    output_console().print(f"{len(heads.tree)} nodes: {tokens:.2f} tokens expected per forward of the target")
+
+
+def _load(name: str, dtype: Dtype, place: object) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=dtype.resolve())
+    model.to(place)  # type: ignore[arg-type]
+    model.eval()
+    return model
+
+
+def _name(path: str) -> str:
+    """A card should not tell where files lay."""
+    return Path(path).name if Path(path).exists() else path
+
+
+def _command_line() -> str:
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["hf-specdec", *words])

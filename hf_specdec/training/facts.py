@@ -1,0 +1,92 @@
+"""What a model card tells about a training: data, command, time, versions, curves, accuracies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from hf_specdec.bench.provenance import device_name, package_versions, usable_cores
+from hf_specdec.training.rank_rates import RankCounts
+
+
+class RunClock(TrainerCallback, ExportableState):
+    """Counts the seconds that a run has trained, those before a kill (up to the last checkpoint) included."""
+
+    def __init__(self, earlier: float = 0.0) -> None:
+        self.earlier = earlier
+        self._begin = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Of this process and of the ones that it goes on from."""
+        return self.earlier + time.monotonic() - self._begin
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **further: Any
+    ) -> None:
+        """Read what earlier processes counted."""
+        saved: Any = state.stateful_callbacks or {}
+        if type(self).__name__ in saved:
+            self.earlier = float(saved[type(self).__name__]["args"]["earlier"])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"args": {"earlier": self.seconds}, "attributes": {}}
+
+
+def training_notes(
+    facts: Mapping[str, Any], counts: RankCounts, device: torch.device, curves: str, log: str
+) -> dict[str, str]:
+    """Sections of the card: title to text in Markdown.
+
+    Args:
+        facts: as they stand in the log.
+        counts: of the last evaluation.
+        device: where the target computed.
+        curves, log: names of the files beside the card.
+    """
+    settings = facts["settings"]
+    training = (
+        f"Data: {facts['data']}; {facts['texts']['training']:,} texts with {facts['positions']['training']:,} learned "
+        f"tokens, and {facts['texts']['held out']:,} texts with {facts['positions']['held out']:,} held out.\n\n"
+        f"```bash\n{facts['command']}\n```\n\n"
+        f"{facts['steps']:,} steps in {_duration(facts['seconds'])} with {facts['processes']} "
+        f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
+        f"learning rate {settings['learning_rate']:g} falling as a cosine, loss weights {settings['head_decay']:g}^i. "
+        f"{_versions()}.\n\n"
+        f"![Loss and accuracy by step]({curves})\n\nEvery number of the run is in [{log}]({log})."
+    )
+    return {"Training": training, "Accuracy on held-out text": accuracy_note(facts, counts)}
+
+
+def accuracy_note(facts: Mapping[str, Any], counts: RankCounts) -> str:
+    """A table of the heads' accuracies, and what the tree is expected to give."""
+    rows = [
+        [f"{head}", f"t + {head + 2}", f"{top1:.3f}", f"{top5:.3f}", f"{int(total):,}"]
+        for head, (top1, top5, total) in enumerate(zip(counts.top1, counts.top5, counts.totals, strict=True))
+    ]
+    table = markdown_table(["head", "guesses token", "best guess", "best five", "guesses"], rows)
+    return (
+        f"{table}\n\nTokens outside the draft vocabulary count as misses; it holds {facts['coverage']:.1%} of the "
+        "held-out answers' tokens. If heads were right independently of each other, the stored tree would give "
+        f"{facts['expected_tokens_per_forward']:.2f} tokens per forward of the target at temperature 0."
+    )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns are aligned to the right."""
+    lines = [list(header), ["--:"] * len(header), *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version}" for name, version in package_versions("torch", "transformers").items())
