@@ -40,10 +40,11 @@ from hf_specdec.bench import (
 )
 from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft
 from hf_specdec.errors import SpecDecError
+from hf_specdec.heads import MedusaHeads
 
 HERE = Path(__file__).parent
 BATCH_ROWS = 8
-FILLED = "auto_filled"
+FILLED, HEADS_FILLED = "auto_filled", "auto_heads_filled"
 
 
 def run(
@@ -54,6 +55,9 @@ def run(
     arms: Annotated[str, typer.Option(help="What to compare, separated by commas.")] = ",".join(DEFAULT_ARMS),
     model: Annotated[str | None, typer.Option(help="Folder or hub id; the embedded model if not given.")] = None,
     draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 2,
+    heads: Annotated[
+        str | None, typer.Option(help="Folder or hub id of trained heads, for the arms medusa and auto_heads.")
+    ] = None,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each drafted chain.")] = 5,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
@@ -71,18 +75,21 @@ def run(
     target = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     draft = make_layer_draft(target, draft_layers) if draft_layers else None
-    table = SuccessorTable(target.config.get_text_config(decoder=True).vocab_size)
-    kept = kept_strategies(table)
-    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed, kept)
+    trained = None if heads is None else MedusaHeads.from_pretrained(heads).to(target.device, target.dtype)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    tables = {name: SuccessorTable(vocab_size) for name in (FILLED, HEADS_FILLED)}
+    kept = kept_strategies(tables, vocab_size, trained)
+    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed, kept, trained)
     chosen = select_prompts(read_prompts(prompts), tokenizer, per_task=num_prompts, max_tokens=max_prompt_tokens)
     names = split_arms(arms)
     check_arms(names, setup)
     preparation = {}
-    if FILLED in names:
+    for arm in tables.keys() & set(names):
         started = perf_counter()
-        table.fill(target, prefix=encode_prompt(tokenizer, "")[0].tolist())  # a chat up to where the answer begins
-        preparation[f"the table of {FILLED} was filled"] = seconds = perf_counter() - started
-        console.print(f"Filled the table of {FILLED} in {seconds:.1f} s", highlight=False)
+        # In front of each token stands a chat up to where the answer begins.
+        tables[arm].fill(target, prefix=encode_prompt(tokenizer, "")[0].tolist())
+        preparation[f"the table of {arm} was filled"] = seconds = perf_counter() - started
+        console.print(f"Filled the table of {arm} in {seconds:.1f} s", highlight=False)
 
     speed = []
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
@@ -101,7 +108,13 @@ def run(
         batch_rows = measure_batch(setup, tokenizer, texts, batchable)
     memory_rows: list[MemoryRow] = []
     if memory:
-        shared = {"draft_layers": draft_layers, "draft_tokens": draft_tokens, "dtype": dtype, "device": device}
+        shared = {
+            "draft_layers": draft_layers,
+            "draft_tokens": draft_tokens,
+            "heads": heads,
+            "dtype": dtype,
+            "device": device,
+        }
         memory_rows = measure_memory([MemoryTask(folder, arm, seed=seed, **shared) for arm in fresh])
 
     results = Results(
@@ -123,21 +136,24 @@ def run(
     console.print(report(results), markup=False, highlight=False, soft_wrap=True)
 
 
-def kept_strategies(table_filled: SuccessorTable) -> dict[str, Drafter]:
+def kept_strategies(
+    filled: dict[str, SuccessorTable], vocab_size: int, heads: MedusaHeads | None
+) -> dict[str, Drafter]:
     """Arms whose store or table outlives a prompt, as in a service that keeps its strategy object."""
-
-    def empty() -> SuccessorTable:
-        return SuccessorTable(table_filled.vocab_size)
 
     def both(table: SuccessorTable) -> Auto:
         return Auto(parts=[Suffix(store=SuffixStore()), Recycling(table=table)])
 
-    return {
+    kept: dict[str, Drafter] = {
         "suffix_kept": Suffix(store=SuffixStore()),
-        "recycling_kept": Recycling(table=empty()),
-        "auto_kept": both(empty()),
-        FILLED: both(table_filled),
+        "recycling_kept": Recycling(table=SuccessorTable(vocab_size)),
+        "auto_kept": both(SuccessorTable(vocab_size)),
+        FILLED: both(filled[FILLED]),
     }
+    if heads is not None:
+        kept["auto_heads_kept"] = both(SuccessorTable(vocab_size)).with_heads(heads)
+        kept[HEADS_FILLED] = both(filled[HEADS_FILLED]).with_heads(heads)
+    return kept
 
 
 def without_folder(argument: str) -> str:

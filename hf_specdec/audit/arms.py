@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.bench import named_strategy
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError, SpecDecError
-from hf_specdec.registry import create_drafter, drafter_names
+from hf_specdec.heads import MedusaHeads
+from hf_specdec.registry import drafter_names
 from hf_specdec.runner import check_attention
 from hf_specdec.speculation import Speculation
 
@@ -37,7 +41,10 @@ class Arm:
 
 
 def choose_arms(
-    model: PreTrainedModel, assistant: PreTrainedModel | None, strategies: Mapping[str, Drafter] | None
+    model: PreTrainedModel,
+    assistant: PreTrainedModel | None,
+    strategies: Mapping[str, Drafter] | None,
+    heads: MedusaHeads | None = None,
 ) -> tuple[list[Arm], dict[str, str]]:
     """The arms, and for each registered strategy that cannot run the reason.
 
@@ -45,14 +52,18 @@ def choose_arms(
         model: the target.
         assistant: the draft model, if any.
         strategies: by name, all of which must run; None: every registered strategy that can.
+        heads: trained heads for the registered strategies; those that are named hold their own.
 
     Raises:
         SpecDecError: a strategy that was named cannot run.
-        ArgumentError: no strategy is left, or none uses the draft model.
+        ArgumentError: no strategy is left, none uses the draft model, or heads are given to strategies that are named.
     """
+    if heads is not None and strategies is not None:
+        raise ArgumentError("heads= is for the registered strategies: give each strategy that is named its own heads")
     chosen, skipped = [], {}
-    for name, drafter in (_registered() if strategies is None else strategies).items():
+    for name in strategies or _registered(heads):
         try:
+            drafter = named_strategy(name, {}, heads) if strategies is None else strategies[name]
             chosen.append(_arm(name, drafter, model, assistant))
         except SpecDecError as error:
             if strategies is not None:
@@ -78,13 +89,25 @@ def _word(value: object) -> str:
         return repr(value)
     if isinstance(value, Drafter):
         return describe(value)
+    if isinstance(value, MedusaHeads):
+        return f"{type(value).__name__}({_fingerprint(value)})"
     if isinstance(value, Iterable):
         return f"[{', '.join(map(_word, value))}]"
     return type(value).__name__
 
 
-def _registered() -> dict[str, Drafter]:
-    return {name: create_drafter(name) for name in drafter_names()}
+def _fingerprint(heads: MedusaHeads) -> str:
+    """Other weights, another fingerprint."""
+    digest = hashlib.sha256(repr(heads.config).encode())
+    for name, tensor in heads.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _registered(heads: MedusaHeads | None) -> list[str]:
+    names = drafter_names()
+    return names if heads is None else [*names, "auto_heads"]
 
 
 def _arm(name: str, drafter: Drafter, model: PreTrainedModel, assistant: PreTrainedModel | None) -> Arm:

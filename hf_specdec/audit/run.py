@@ -20,6 +20,7 @@ from hf_specdec.audit.work import STOCK, STOCK_BATCH, Progress, Work
 from hf_specdec.bench import collect_provenance
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 
 JOURNAL = "journal.jsonl"
 
@@ -46,6 +47,7 @@ def run_audit(
     *,
     strategies: Mapping[str, Drafter] | None = None,
     assistant: PreTrainedModel | None = None,
+    heads: MedusaHeads | None = None,
     settings: AuditSettings | None = None,
     names: Names | None = None,
     chat: bool | None = None,
@@ -61,6 +63,7 @@ def run_audit(
         folder: holds the journal. A run that was interrupted goes on from there.
         strategies: by name; None: every registered strategy that can run.
         assistant: the draft model of the strategies that use one.
+        heads: trained heads of the registered strategies that use some; strategies that are named hold their own.
         settings: the numbers; see `AuditSettings`.
         names: for the report; by default what the models' configs say.
         chat: whether documents are wrapped in the chat template; None: if there is one.
@@ -74,7 +77,7 @@ def run_audit(
     settings = settings or AuditSettings()
     names = names or Names(model.name_or_path or type(model).__name__, assistant.name_or_path if assistant else None)
     encoded = encode_documents(documents, tokenizer, chat=chat, max_tokens=max_prompt_tokens)
-    arms, skipped = choose_arms(model, assistant, strategies)
+    arms, skipped = choose_arms(model, assistant, strategies, heads)
     _check_names(arms)
     provenance = collect_provenance(
         model, name=names.model, draft=names.assistant, seed=settings.seed, command=names.command

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from hf_specdec.bench.arms import (
     DEFAULT_ARMS,
+    HEADED,
     ArmOutput,
     Setup,
     check_arms,
+    named_strategy,
     run_arm,
     split_arms,
+    takes_heads,
     with_settings,
 )
 from hf_specdec.bench.batch import measure_batch
@@ -29,6 +32,7 @@ from hf_specdec.bench.tables import Summary, report, summarize
 
 __all__ = [
     "DEFAULT_ARMS",
+    "HEADED",
     "ArmOutput",
     "BatchRow",
     "ForwardClock",
@@ -48,6 +52,7 @@ __all__ = [
     "measure_batch",
     "measure_memory",
     "measure_speed",
+    "named_strategy",
     "package_versions",
     "read_prompts",
     "read_results",
@@ -57,6 +62,7 @@ __all__ = [
     "select_prompts",
     "split_arms",
     "summarize",
+    "takes_heads",
     "usable_cores",
     "with_settings",
     "write_results",

@@ -16,8 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.drafters import Drafter
+from hf_specdec.drafters import Drafter, Medusa
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.registry import create_drafter
 
 STOCK = "stock"
@@ -25,6 +26,9 @@ STOCK_PROMPT_LOOKUP = "stock_prompt_lookup"
 STOCK_ASSISTED = "stock_assisted"
 _STOCK_ARMS = (STOCK, STOCK_PROMPT_LOOKUP, STOCK_ASSISTED)
 DEFAULT_ARMS = (*_STOCK_ARMS, "none", "prompt_lookup", "assisted", "tree")
+
+# Behind the name of a strategy that can do without heads: the strategy with heads.
+HEADED = "_heads"
 
 # The value that Hugging Face's own documentation uses.
 _STOCK_LOOKUP_TOKENS = 10
@@ -42,6 +46,7 @@ class Setup:
         seed: of everything random.
         strategies: further arms by name. Their objects serve all prompts of a run, so what an object keeps from call
             to call (a store, a table) it has learned from the earlier prompts.
+        heads: trained heads of the arms that use some; see `takes_heads`.
     """
 
     model: PreTrainedModel
@@ -50,6 +55,7 @@ class Setup:
     max_new_tokens: int
     seed: int = 0
     strategies: Mapping[str, Drafter] = dataclasses.field(default_factory=dict)
+    heads: MedusaHeads | None = None
 
 
 class ArmOutput(NamedTuple):
@@ -83,12 +89,31 @@ def with_settings(drafter: Drafter, settings: Mapping[str, Any]) -> Drafter:
     return dataclasses.replace(drafter, **settings) if settings else drafter  # type: ignore[type-var]
 
 
+def takes_heads(name: str) -> bool:
+    """Whether a strategy of this name gets heads: "medusa", or the name of any other with `_heads` behind it."""
+    return name == Medusa.name or (name.endswith(HEADED) and name not in hf_specdec.drafter_names())
+
+
+def named_strategy(name: str, settings: Mapping[str, Any], heads: MedusaHeads | None) -> Drafter:
+    """A registered strategy with these settings; with the heads if `takes_heads` says so.
+
+    Raises:
+        ArgumentError: an unknown name or setting, a wrong value, or no heads where they are needed.
+    """
+    if not takes_heads(name):
+        return with_settings(create_drafter(name), settings)
+    drafter = with_settings(create_drafter(name.removesuffix(HEADED)), settings)
+    if heads is None:
+        raise ArgumentError(f"strategy {name!r} drafts with trained heads, and none were given")
+    return drafter.with_heads(heads)
+
+
 def check_arms(arms: Sequence[str], setup: Setup) -> None:
     """Refuse arms that cannot run, before any of them does.
 
     Raises:
-        ArgumentError: an unknown name, a setting that is unknown or wrong, or an arm with a draft model where there
-            is none.
+        ArgumentError: an unknown name, a setting that is unknown or wrong, or an arm with a draft model or heads
+            where there are none.
         SpecDecError: a strategy that does not fit the target.
     """
     for arm in arms:
@@ -104,7 +129,7 @@ def run_arm(arm: str, setup: Setup, input_ids: torch.Tensor, attention_mask: tor
 
     Args:
         arm: a stock arm, a name in `setup.strategies`, or a registered strategy, which may have settings:
-            `lookahead:window=7:ngram=4`.
+            `lookahead:window=7:ngram=4`, `auto_heads:nodes=32`.
         setup: the models and limits of the run.
         input_ids: int64 [rows, length], left-padded.
         attention_mask: int64 [rows, length].
@@ -162,10 +187,10 @@ def _drafter(arm: str, setup: Setup) -> Drafter | None:
     if arm in setup.strategies:
         return setup.strategies[arm]
     name, *settings = arm.split(":")
-    if name not in hf_specdec.drafter_names():
+    if (name.removesuffix(HEADED) if takes_heads(name) else name) not in hf_specdec.drafter_names():
         known = [*_STOCK_ARMS, *setup.strategies, *hf_specdec.drafter_names()]
         raise ArgumentError(f"arm {arm!r} is unknown; known arms: {', '.join(known)}")
-    return with_settings(create_drafter(name), dict(_setting(arm, part) for part in settings))
+    return named_strategy(name, dict(_setting(arm, part) for part in settings), setup.heads)
 
 
 def _setting(arm: str, text: str) -> tuple[str, Any]:

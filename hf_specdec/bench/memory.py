@@ -23,6 +23,8 @@ class MemoryTask:
     # 0: no draft model.
     draft_layers: int = 0
     draft_tokens: int = 5
+    # Folder or hub id of heads, for arms that use some.
+    heads: str | None = None
     dtype: str = "bfloat16"
     device: str = "cpu"
     seed: int = 0

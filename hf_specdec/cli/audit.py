@@ -16,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_specdec.bench import takes_heads
 from hf_specdec.cli.console import command, message_console, output_console
-from hf_specdec.cli.options import Dtype, build_strategy, resolve_device
+from hf_specdec.cli.options import Dtype, build_named_strategy, resolve_device
 from hf_specdec.drafters import Drafter
+from hf_specdec.heads import MedusaHeads
 
 if TYPE_CHECKING:
     from hf_specdec.audit import AuditResults
@@ -33,8 +35,12 @@ def audit(
     tasks: Annotated[list[str], typer.Option(help="Files of documents: path or path:count.")],
     output: Annotated[Path, typer.Option(help="Folder of the report; a run that was stopped goes on from there.")],
     assistant: Annotated[str | None, typer.Option(help="Folder or hub id of the draft model.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Folder or hub id of trained heads.")] = None,
     strategies: Annotated[
-        list[str] | None, typer.Option(help="Names, as name or name:setting=value,...; all that can run if not given.")
+        list[str] | None,
+        typer.Option(
+            help="Names, as name or name:setting=value,...; all that can run if not given. auto_heads: auto with heads."
+        ),
     ] = None,
     temperatures: Annotated[
         list[float] | None, typer.Option(min=0.0, help="0 0.7 1 if not given; 0 is greedy decoding.")
@@ -68,7 +74,8 @@ def audit(
         tie_units=tie_units,
     )
     documents = read_all_documents(tasks)
-    chosen = _strategies(strategies or [ALL])
+    loaded = None if heads is None else MedusaHeads.from_pretrained(heads)
+    chosen = _strategies(strategies or [ALL], loaded)
     place = resolve_device(device)
     target = _load(model, dtype, place)
     draft = None if assistant is None else _load(assistant, dtype, place)
@@ -80,6 +87,7 @@ def audit(
             output,
             strategies=chosen,
             assistant=draft,
+            heads=loaded if chosen is None else None,
             settings=settings,
             names=Names(_name(model), None if assistant is None else _name(assistant), _command_line()),
             chat=chat,
@@ -98,14 +106,16 @@ def _load(name: str, dtype: Dtype, place: torch.device) -> PreTrainedModel:
     return model
 
 
-def _strategies(names: list[str]) -> dict[str, Drafter] | None:
+def _strategies(names: list[str], heads: MedusaHeads | None) -> dict[str, Drafter] | None:
     """By the name that they were given; None for all."""
     if names == [ALL]:
         return None
     chosen = {}
-    for name in names:
-        strategy, _, arguments = name.partition(":")
-        chosen[name] = build_strategy(strategy, arguments or None)
+    strategies = [name.partition(":")[::2] for name in names]
+    for name, (strategy, arguments) in zip(names, strategies, strict=True):
+        chosen[name] = build_named_strategy(strategy, arguments or None, heads)
+    if heads is not None and not any(takes_heads(strategy) for strategy, _ in strategies):
+        raise typer.BadParameter("none of the strategies uses heads: add medusa or auto_heads", param_hint="--heads")
     return chosen
 
 

@@ -11,10 +11,11 @@ from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TextStreamer
 
 import hf_specdec
-from hf_specdec import SpeculationStats, SpeculativeOutput
+from hf_specdec import Medusa, SpeculationStats, SpeculativeOutput
 from hf_specdec.bench import encode_prompt
 from hf_specdec.cli.console import command, message_console, output_console, print_json
 from hf_specdec.cli.options import Dtype, Verification, build_strategy, resolve_device
+from hf_specdec.heads import MedusaHeads
 
 
 class ConsoleStreamer(TextStreamer):
@@ -34,7 +35,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the model.")],
     assistant: Annotated[str | None, typer.Option(help="Folder or hub id of the draft model.")] = None,
-    strategy: Annotated[str, typer.Option(help="Name of the strategy.")] = "prompt_lookup",
+    strategy: Annotated[
+        str | None, typer.Option(help="Name of the strategy; prompt_lookup if not given, medusa with --heads.")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(help="Folder or hub id of trained heads.")] = None,
     strategy_args: Annotated[str | None, typer.Option(help="Its settings: name=value,name=value.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above it, sample.")] = 0.0,
@@ -45,10 +49,22 @@ def generate(
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first accelerator if any.")] = None,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
     verification: Annotated[Verification, typer.Option(help="How drafts are checked.")] = Verification.keyed,
+    lossless: Annotated[
+        bool, typer.Option("--lossless/--lossy", help="--lossy allows --verification typical, which changes texts.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
     """Generate from any causal language model, streaming to the terminal."""
-    drafter = build_strategy(strategy, strategy_args)
+    loaded = None if heads is None else MedusaHeads.from_pretrained(heads)
+    strategy = strategy or ("prompt_lookup" if loaded is None else loaded.strategy)
+    drafter = build_strategy(strategy, strategy_args, loaded)
+    if isinstance(drafter, Medusa) and loaded is None:
+        raise typer.BadParameter(f"strategy {strategy} drafts with trained heads", param_hint="--heads")
+    if (verification is Verification.typical) == lossless:
+        raise typer.BadParameter(
+            "--verification typical changes what the model says and goes with --lossy, which no other rule needs",
+            param_hint="--verification",
+        )
     if drafter.needs_draft_model and assistant is None:
         raise typer.BadParameter(f"strategy {strategy} drafts with a second model", param_hint="--assistant")
     if temperature == 0 and (seed is not None or top_k or top_p < 1 or verification is not Verification.keyed):
@@ -75,6 +91,7 @@ def generate(
         assistant_model=draft,
         seed=seed,
         verification=verification.value,
+        lossless=lossless,
         streamer=None if as_json else ConsoleStreamer(tokenizer, output_console()),
         return_dict_in_generate=True,
         **arguments,
@@ -100,7 +117,8 @@ def generate(
 
 def _stats_line(stats: SpeculationStats) -> str:
     seconds = stats.seconds_draft + stats.seconds_verify + stats.seconds_rest
-    return (
+    line = (
         f"{stats.emitted} tokens in {seconds:.2f} s, {stats.tokens_per_forward:.2f} tokens per forward, "
         f"{stats.accepted} of {stats.drafted} drafted tokens accepted"
     )
+    return line if stats.lossless else f"{line}; NOT lossless: {stats.verification} acceptance"

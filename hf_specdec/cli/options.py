@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
 import torch
 import typer
 
-from hf_specdec.bench import with_settings
+from hf_specdec.bench import HEADED, takes_heads, with_settings
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.registry import create_drafter
 
 
@@ -34,23 +37,43 @@ class Verification(StrEnum):
 
     keyed = "keyed"
     rejection = "rejection"
+    typical = "typical"
 
 
-def build_strategy(name: str, arguments: str | None) -> Drafter:
-    """The strategy `name` with the settings in `arguments`, written `name=value,name=value`.
+def build_strategy(name: str, arguments: str | None, heads: MedusaHeads | None = None) -> Drafter:
+    """The strategy `name` with the settings in `arguments`, written `name=value,name=value`, and with `heads`, if any.
 
     Raises:
-        typer.BadParameter: an unknown strategy or setting, a wrong value or a malformed list.
+        typer.BadParameter: an unknown strategy or setting, a wrong value, a malformed list, or heads that do not fit.
     """
-    try:
+    with _blaming("--strategy"):
         strategy = create_drafter(name)
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--strategy") from error
     settings = parse_settings(arguments) if arguments else {}
+    with _blaming("--strategy-args"):
+        strategy = with_settings(strategy, settings)
+    with _blaming("--heads"):
+        return strategy if heads is None else strategy.with_heads(heads)
+
+
+def build_named_strategy(name: str, arguments: str | None, heads: MedusaHeads | None) -> Drafter:
+    """As `build_strategy`, where a list of strategies shares the heads: `name_heads` is `name` with heads.
+
+    Raises:
+        typer.BadParameter: as `build_strategy`, or no heads where they are needed.
+    """
+    if not takes_heads(name):
+        return build_strategy(name, arguments)
+    if heads is None:
+        raise typer.BadParameter(f"strategy {name} drafts with trained heads", param_hint="--heads")
+    return build_strategy(name.removesuffix(HEADED), arguments, heads)
+
+
+@contextmanager
+def _blaming(option: str) -> Iterator[None]:
     try:
-        return with_settings(strategy, settings)
+        yield
     except ArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--strategy-args") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def parse_settings(text: str) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from lm_eval.models.huggingface import HFLM
 from hf_specdec.bench import with_settings
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.registry import create_drafter, drafter_names
 
 LM_EVAL_ARGUMENTS = frozenset(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"}
 
 
-def build_strategy(strategy: object, arguments: dict[str, Any]) -> tuple[Drafter, dict[str, Any]]:
+def build_strategy(strategy: object, heads: object, arguments: dict[str, Any]) -> tuple[Drafter, dict[str, Any]]:
     """The strategy with its settings, and the arguments that are none.
 
     Args:
         strategy: a registered name or a `Drafter`.
+        heads: folder or hub id of trained heads, `MedusaHeads`, or None.
         arguments: model arguments by name.
 
     Raises:
@@ -36,7 +38,13 @@ def build_strategy(strategy: object, arguments: dict[str, Any]) -> tuple[Drafter
     known = setting_names(drafter).union(*(setting_names(create_drafter(name)) for name in drafter_names()))
     settings = {name: value for name, value in arguments.items() if name in known - LM_EVAL_ARGUMENTS}
     rest = {name: value for name, value in arguments.items() if name not in settings}
-    return with_settings(drafter, settings), rest
+    drafter = with_settings(drafter, settings)
+    if heads is None:
+        return drafter, rest
+    loaded = MedusaHeads.from_pretrained(heads) if isinstance(heads, str) else heads
+    if not isinstance(loaded, MedusaHeads):
+        raise ArgumentError(f"heads must be a folder, a hub id or MedusaHeads, not {type(heads).__name__}")
+    return drafter.with_heads(loaded), rest
 
 
 def setting_names(drafter: Drafter) -> set[str]:

@@ -16,6 +16,7 @@ import hf_specdec
 from hf_specdec.config import check_verification
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.lm_eval.arguments import (
     build_strategy,
     check_for_model_object,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 # A child of lm-eval's logger, so that these lines stand among its own.
 logger = logging.getLogger("lm_eval.models.hf_specdec")
 
-_OWN_ARGUMENTS = ("strategy", "assistant_model", "seed", "verification")
+_OWN_ARGUMENTS = ("strategy", "assistant_model", "heads", "seed", "verification", "lossless")
 
 
 @register_model("hf-specdec")  # type: ignore[no-untyped-call]
@@ -51,7 +52,9 @@ class SpeculativeLM(HFLM):
         strategy: a registered name, or a `Drafter`.
         assistant: folder or hub id of the draft model, or a loaded model, for strategies that use one. It is loaded
             with the same `dtype` and `trust_remote_code` as the target, onto the same device.
-        verification: "keyed", or "rejection" with batch size 1.
+        heads: folder or hub id of trained heads, or `MedusaHeads`, for strategies that use some.
+        verification: "keyed", "rejection" with batch size 1, or "typical" with `lossless=False`.
+        lossless: False allows "typical", which changes what the model says.
         seed: of all sampling.
         arguments: settings of the strategy (`nodes=24`), and everything that lm-eval's `hf` takes.
 
@@ -64,12 +67,15 @@ class SpeculativeLM(HFLM):
         pretrained: str | PreTrainedModel,
         strategy: str | Drafter = "prompt_lookup",
         assistant: str | PreTrainedModel | None = None,
+        heads: str | MedusaHeads | None = None,
         verification: str = "keyed",
+        lossless: bool = True,
         seed: int = 0,
         **arguments: Any,
     ) -> None:
-        self.drafter, arguments = build_strategy(strategy, arguments)
-        self.verification = check_verification(verification)
+        self.drafter, arguments = build_strategy(strategy, heads, arguments)
+        self.verification = check_verification(verification, lossless)
+        self.lossless = lossless
         check_seed(seed)
         if not isinstance(seed, int):
             raise ArgumentError(f"seed must be one int, not {seed!r}; each request gets its own from it")
@@ -163,6 +169,7 @@ class SpeculativeLM(HFLM):
                 assistant_model=self.assistant,
                 seed=seeds[0] if self.verification == "rejection" else seeds,
                 verification=self.verification,
+                lossless=self.lossless,
                 **generation_kwargs,
             )
         seconds = (time.perf_counter() - start) / len(rows)
