@@ -30,6 +30,7 @@ from hf_specdec.errors import (
     UnsupportedError,
     UnsupportedModelError,
 )
+from hf_specdec.heads import MedusaHeads
 from hf_specdec.hub import hub_folder
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.registry import drafter_names, register_drafter
@@ -58,6 +59,7 @@ __all__ = [
     "KeyedSampler",
     "Lookahead",
     "Medusa",
+    "MedusaHeads",
     "NoDraft",
     "NonFiniteLogitsError",
     "PromptLookup",

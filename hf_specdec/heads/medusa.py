@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
-from safetensors.torch import load_file, save_file
+from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.card import MARK, medusa_card
+from hf_specdec.heads.checks import checked_dtype, checked_token_map
 from hf_specdec.heads.choices import Choices, checked_rates, checked_tree
+from hf_specdec.heads.files import CONFIG, replace_file
 from hf_specdec.heads.output import output_device, output_sizes, output_weight, shared_output
-
-
-def checked_token_map(token_map: Tensor, vocab_size: int) -> Tensor:
-    """The tokens that heads can guess, as int64 on the CPU.
-
-    Raises:
-        ArgumentError: it is no list of different tokens of the vocabulary.
-    """
-    integral = not (token_map.is_floating_point() or token_map.is_complex() or token_map.dtype == torch.bool)
-    if token_map.ndim != 1 or not len(token_map) or not integral:
-        raise ArgumentError(
-            f"token_map must be a list of tokens, not {token_map.dtype} of shape {list(token_map.shape)}"
-        )
-    token_map = token_map.to("cpu", torch.int64, copy=True)
-    if int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
-        raise ArgumentError(
-            f"token_map holds tokens from {int(token_map.min())} to {int(token_map.max())}, but the vocabulary has "
-            f"{vocab_size}"
-        )
-    if len(set(token_map.tolist())) < len(token_map):
-        raise ArgumentError("token_map holds a token twice")
-    return token_map
+from hf_specdec.heads.reading import read_heads
 
 
 class ResidualBlock(nn.Module):
@@ -151,7 +134,9 @@ class MedusaHeads(
         """
         hidden_size, vocab_size = output_sizes(target)
         size = None if token_map is None else len(token_map)
-        settings = {"base_model": target.config.name_or_path or None, **settings}
+        name = target.config.name_or_path or ""
+        # A folder's path says nothing to those with whom heads are shared.
+        settings = {"base_model": (Path(name).name if Path(name).is_dir() else name) or None, **settings}
         heads = cls(hidden_size=hidden_size, vocab_size=vocab_size, draft_vocab_size=size, **settings)
         if token_map is not None:
             heads.token_map = checked_token_map(token_map, vocab_size)
@@ -284,21 +269,97 @@ class MedusaHeads(
         return output
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Self:
-        """Load heads from a folder or from the Hub."""
-        folder = Path(pretrained_model_name_or_path)
-        tensors = load_file(folder / "model.safetensors")
-        heads = cls(**json.loads((folder / "config.json").read_text()))
-        heads.load_state_dict(tensors, assign=True)
-        return heads
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | PathLike[str],
+        *,
+        dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> Self:
+        """Read heads in the own layout or in that of FasterDecoding, TGI or vLLM.
+
+        How many heads and layers there are is counted from the weights. Nothing that a pickle holds is run.
+
+        Args:
+            pretrained_model_name_or_path: a folder, a file in one, or the name of a repository on the Hub. Of a whole
+                model that holds heads, the heads alone are read.
+            dtype: a floating type or its name; None or "auto": that of the file.
+            revision, cache_dir, force_download, local_files_only, token: as for any `from_pretrained`.
+
+        Returns:
+            Heads on the CPU, in evaluation mode.
+
+        Raises:
+            ArgumentError: no heads there, two sets of them, or none of the known layouts.
+        """
+        options = {
+            "revision": revision,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+            "token": token,
+        }
+        weights = read_heads(pretrained_model_name_or_path, options)
+        with torch.device("meta"):
+            heads = cls(
+                hidden_size=weights.hidden_size,
+                vocab_size=weights.vocab_size,
+                num_heads=len(weights.blocks),
+                num_layers=len(weights.blocks[0]),
+                bias=weights.biases is not None,
+                own_output=weights.outputs is not None,
+                draft_vocab_size=None if weights.token_map is None else len(weights.token_map),
+                **weights.settings,
+            )
+        state = weights.state()
+        if heads.token_map is not None and heads.vocab_size is not None:
+            state["token_map"] = checked_token_map(state["token_map"], heads.vocab_size)
+        heads.load_state_dict(state, assign=True)
+        number_format = checked_dtype(dtype)
+        return heads.eval() if number_format is None else heads.to(number_format).eval()
+
+    def save_pretrained(self, save_directory: str | PathLike[str], **kwargs: Any) -> str | None:
+        """Write `config.json`, `model.safetensors` and a model card into a folder.
+
+        The card says what is known from the heads and what `notes` hold. It replaces an earlier card, unless a person
+        wrote that.
+
+        Args:
+            save_directory: the folder; made if need be.
+            **kwargs: as for any model of the Hub, such as `push_to_hub` and `repo_id`. `model_card_kwargs` takes
+                `sections`, like `notes` but for this card alone.
+        """
+        card = Path(save_directory) / "README.md"
+        if card.is_file() and MARK in card.read_text(encoding="utf-8"):
+            card.unlink()
+        return super().save_pretrained(Path(save_directory), **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload what `save_pretrained` writes; arguments and result as for any model of the Hub."""
+        options = {"repo": repo_id} | (kwargs.pop("model_card_kwargs", None) or {})
+        return super().push_to_hub(repo_id, model_card_kwargs=options, **kwargs)
+
+    def generate_model_card(self, *, sections: Mapping[str, str] | None = None, repo: str | None = None) -> ModelCard:
+        """The model card.
+
+        Args:
+            sections: further ones, behind those of `notes`: title to Markdown.
+            repo: where the heads can be loaded from, for the example.
+        """
+        metadata: dict[str, Any] = vars(self._hub_mixin_info.model_card_data)
+        on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", self.base_model or "")
+        data = ModelCardData(**metadata | {"base_model": self.base_model if on_hub else None})
+        return medusa_card(self, data, self.notes | dict(sections or {}), repo or "name-of-this-repository")
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        (save_directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self.state_dict().items()},
-            save_directory / "model.safetensors",
-            {"format": "pt"},
-        )
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        replace_file(save_directory / "model.safetensors", lambda path: save_file(tensors, path, {"format": "pt"}))
+        text = json.dumps(self.config, indent=2, ensure_ascii=False) + "\n"
+        replace_file(save_directory / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
     def _own_logits(self, features: Tensor) -> Tensor:
         return torch.stack([output(feature) for output, feature in zip(self.outputs, features, strict=True)])

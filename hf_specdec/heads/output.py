@@ -70,8 +70,8 @@ def output_weight(target: PreTrainedModel, token_map: Tensor | None) -> Tensor:
     linear = _plain(output_module(target))
     if linear is None:
         raise UnsupportedModelError(
-            f"the output matrix of {type(target).__name__} cannot be copied, since it is quantised, adapted or offloaded; "
-            "load the model without that"
+            f"the output matrix of {type(target).__name__} cannot be copied, since it is quantised, adapted or "
+            "offloaded; load the model without that"
         )
     if linear.bias is not None:
         raise UnsupportedModelError(

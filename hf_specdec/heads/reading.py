@@ -1,0 +1,62 @@
+"""Reading heads from a folder, a file or the Hub, whatever layout they have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.files import CONFIG, TREE, Place, TensorFiles
+from hf_specdec.heads.layouts import Weights, head_tensors, is_own, parse
+
+_OWN_SETTINGS = ("tree", "rank_rates", "base_model", "notes")
+
+
+def read_heads(source: str | PathLike[str], hub_options: Mapping[str, Any]) -> Weights:
+    """Read heads of any layout; of a whole model, only the shards that hold heads.
+
+    Args:
+        source: a folder, a file in one, or the name of a repository.
+        hub_options: what `hf_hub_download` takes.
+
+    Raises:
+        ArgumentError: there are no heads, there are two sets of them, or they cannot be read or understood.
+    """
+    path = Path(source)
+    place = Place(path.parent if path.is_file() else source, dict(hub_options))
+    found: list[tuple[TensorFiles, dict[str, str], bool]] = []
+    for files in [place.tensor_file(path.name)] if path.is_file() else place.tensor_files():
+        names = files.names()
+        if wanted := head_tensors(names):
+            found.append((files, wanted, len(wanted) < len(names)))
+            if not place.is_local:
+                break  # looking further would download further
+    if not found:
+        raise ArgumentError(
+            f"{str(source)!r} holds no Medusa heads: no tensors such as '0.0.linear.weight' in medusa_lm_head or "
+            "model files (.safetensors, .pt, .bin)"
+        )
+    if len(found) > 1:
+        raise ArgumentError(
+            f"{str(source)!r} holds heads twice, in {' and in '.join(files.name for files, _, _ in found)}: "
+            "name the file, or remove one"
+        )
+    ((files, wanted, in_model),) = found
+    config = place.read_json(CONFIG) or {}
+    if not isinstance(config, dict):
+        raise ArgumentError(f"{CONFIG} of {str(source)!r} holds no settings")
+    try:
+        weights = parse({wanted[name]: tensor for name, tensor in files.read(list(wanted)).items()}, config)
+    except ArgumentError as error:
+        raise ArgumentError(f"{files.name} of {str(source)!r}: {error}") from error
+    return dataclasses.replace(weights, settings=_settings(place, config, is_own(wanted.values()), in_model))
+
+
+def _settings(place: Place, config: dict[str, Any], own: bool, in_model: bool) -> dict[str, Any]:
+    if own:
+        return {name: config[name] for name in _OWN_SETTINGS if name in config}
+    base_model = str(place.source) if in_model else config.get("base_model_name_or_path")
+    return {"base_model": base_model, "tree": place.read_json(TREE)}
