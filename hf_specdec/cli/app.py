@@ -10,6 +10,7 @@ from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
 from hf_specdec.cli.lists import ListCommand
 from hf_specdec.cli.lm_eval import PASS_ON, lm_eval
+from hf_specdec.cli.make_data import make_data
 from hf_specdec.cli.train_medusa import train_medusa
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(demo)
 app.command()(generate)
 app.command(cls=ListCommand)(audit)
 app.command()(env)
+app.command("make-data")(make_data)
 app.command("lm-eval", context_settings=PASS_ON)(lm_eval)
 app.command()(train_medusa)
 
