@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_specdec.cli.console import command, message_console, output_console
 from hf_specdec.cli.options import Dtype
+from hf_specdec.cli.training_progress import TrainingBars
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.heads.choices import expected_tokens
 
@@ -41,6 +42,11 @@ def train_medusa(
     limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
     evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where to keep what the target says about the texts; in the output folder until the end."),
+    ] = None,
+    cache_gb: Annotated[float, typer.Option(min=0.0, help="Bound of that, in GB; 0 keeps nothing.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the tree that is stored with the heads.")] = 24,
     width: Annotated[int, typer.Option(min=1, help="Guesses of a head that are told apart.")] = 10,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")] = Dtype.bfloat16,
@@ -59,10 +65,10 @@ def train_medusa(
     """
     import torch
 
-    from hf_specdec.training.features import TargetFeatures
     from hf_specdec.training.medusa_run import (
         MedusaSettings,
         RunNames,
+        open_features,
         prepare_run,
         train_medusa,
         trainer_arguments,
@@ -90,13 +96,17 @@ def train_medusa(
     train, test = split_examples(examples, held_out, seed)
     folder = prepare_run(output, train, test, settings, names)
     use_cpu = cpu or not torch.accelerator.is_available()
-    arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu)
+    arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
     if arguments.process_index == 0:
         folder.claim()
     target = _load(model, dtype, arguments.device)
-    trained = train_medusa(
-        TargetFeatures(target, train), TargetFeatures(target, test), folder, settings, names, arguments
+    features = open_features(
+        target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None
     )
+    with TrainingBars(arguments.process_index == 0) as bars:
+        trained = train_medusa(
+            *features, folder, settings, names, arguments, callbacks=[bars], progress=bars.count_features
+        )
     if arguments.process_index == 0:
         print_accuracies(trained)
         message_console().print(Text(f"Heads: {output}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,29 +59,13 @@ def training_notes(
         f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
         f"learning rate {settings['learning_rate']:g} falling as a cosine, loss weights {settings['head_decay']:g}^i. "
         f"{_versions()}.\n\n"
+        f"Accuracies are of {int(counts.totals[0]):,} positions of the held-out answers, of whose tokens the draft "
+        f"vocabulary holds {facts['coverage']:.1%}; others count as misses. If heads were right independently of "
+        f"each other, the stored tree would give {facts['expected_tokens_per_forward']:.2f} tokens per forward of the "
+        "target at temperature 0.\n\n"
         f"![Loss and accuracy by step]({curves})\n\nEvery number of the run is in [{log}]({log})."
     )
-    return {"Training": training, "Accuracy on held-out text": accuracy_note(facts, counts)}
-
-
-def accuracy_note(facts: Mapping[str, Any], counts: RankCounts) -> str:
-    """A table of the heads' accuracies, and what the tree is expected to give."""
-    rows = [
-        [f"{head}", f"t + {head + 2}", f"{top1:.3f}", f"{top5:.3f}", f"{int(total):,}"]
-        for head, (top1, top5, total) in enumerate(zip(counts.top1, counts.top5, counts.totals, strict=True))
-    ]
-    table = markdown_table(["head", "guesses token", "best guess", "best five", "guesses"], rows)
-    return (
-        f"{table}\n\nTokens outside the draft vocabulary count as misses; it holds {facts['coverage']:.1%} of the "
-        "held-out answers' tokens. If heads were right independently of each other, the stored tree would give "
-        f"{facts['expected_tokens_per_forward']:.2f} tokens per forward of the target at temperature 0."
-    )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are aligned to the right."""
-    lines = [list(header), ["--:"] * len(header), *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return {"Training": training}
 
 
 def _duration(seconds: float) -> str:

@@ -17,13 +17,14 @@ from hf_specdec.errors import ArgumentError
 
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
+_FEATURES = "features"
 
 
 class RunFolder:
     """A folder that one training run fills.
 
-    While it runs, the folder holds `run.json`, which says what is trained, and the Trainer's checkpoints. Both go when
-    the run is finished.
+    While it runs, the folder holds `run.json`, which says what is trained, the Trainer's checkpoints, and perhaps what
+    the target said about the texts. All go when the run is finished.
 
     Args:
         path: the folder; need not exist.
@@ -33,6 +34,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / _CHECKPOINTS
+        self.features = self.path / _FEATURES
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
 
     def check(self) -> None:
@@ -79,7 +81,8 @@ class RunFolder:
 
     def finish(self) -> None:
         """Remove what only a run that goes on needs."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for folder in (self.checkpoints, self.features):
+            shutil.rmtree(folder, ignore_errors=True)
         (self.path / _RUN).unlink(missing_ok=True)
 
 

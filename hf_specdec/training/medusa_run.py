@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
@@ -28,6 +28,8 @@ _LOGGER = logging.getLogger(__name__)
 
 LOG, CURVES = "training_log.json", "curves.png"
 _LOGS_PER_SAVE = 10
+# Seconds that processes wait for each other: one may have longer texts to put into the cache.
+_PATIENCE = 6 * 3600
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,31 @@ def prepare_run(
     return folder
 
 
+def open_features(
+    target: PreTrainedModel,
+    train: Sequence[Example],
+    held_out: Sequence[Example],
+    cache_dir: Path | None,
+    cache_gb: float | None,
+) -> tuple[TargetFeatures, TargetFeatures]:
+    """What the target says about the texts to train on and about those held out.
+
+    Args:
+        target: the model.
+        train, held_out: the texts.
+        cache_dir: folder for what was computed once; None: it is computed again in each epoch and each evaluation.
+        cache_gb: bound of all files there, in 10^9 bytes; None for no bound.
+    """
+    parts = {"training": train, "held-out": held_out}
+    learned = {name: sum(one.num_learned for one in examples) for name, examples in parts.items()}
+    opened = []
+    for name, examples in parts.items():
+        bound = None if cache_gb is None else cache_gb * learned[name] / sum(learned.values())
+        kept: dict[str, Any] = {} if cache_dir is None else {"cache_dir": cache_dir / name, "cache_max_gb": bound}
+        opened.append(TargetFeatures(target, examples, **kept))
+    return opened[0], opened[1]
+
+
 def draft_vocabulary(target: PreTrainedModel, train: Sequence[Example], size: int | None) -> Tensor | None:
     """The tokens that heads may guess, int64 `[D]`: the most frequent ones, and those that end a text.
 
@@ -163,6 +190,7 @@ def trainer_arguments(
         save_strategy="steps",
         save_total_limit=2,
         seed=settings.seed,
+        ddp_timeout=_PATIENCE,
         report_to=[],
         **further,
     )
@@ -184,10 +212,19 @@ def train_medusa(
     names: RunNames,
     arguments: TrainingArguments,
     callbacks: Sequence[TrainerCallback] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MedusaHeads:
     """Train heads, choose their tree, and write them with card, log and curves into the folder.
 
     A run that was stopped goes on from its last checkpoint. Call it in every process of a distributed run.
+
+    Args:
+        train, held_out: the texts; their caches, if they have any, are filled first.
+        folder: from `prepare_run`, and claimed.
+        settings, names: as for `prepare_run`.
+        arguments: from `trainer_arguments`.
+        callbacks: further ones of the Trainer.
+        progress: told how many texts are in the cache, and how many there will be.
 
     Returns:
         The heads, in the target's dtype.
@@ -195,6 +232,7 @@ def train_medusa(
     Raises:
         ArgumentError: the draft vocabulary is larger than the target's.
     """
+    clock = RunClock()
     target = train.target
     token_map = draft_vocabulary(target, train.examples, settings.draft_vocab_size)
     heads = MedusaHeads.for_target(
@@ -205,7 +243,8 @@ def train_medusa(
         own_output=settings.own_output,
         base_model=names.model,
     )
-    clock = RunClock()
+    for features in (held_out, train):
+        features.fill_cache(progress, arguments.process_index, arguments.world_size)
     trainer = MedusaTrainer(
         heads,
         train_dataset=train,
@@ -215,11 +254,15 @@ def train_medusa(
         args=arguments,
         callbacks=[clock, *callbacks],
     )
+    # Whoever wants to see the log has a callback for it.
+    trainer.remove_callback(PrinterCallback)
+    trainer.accelerator.wait_for_everyone()
     checkpoint = folder.last_checkpoint()
     if checkpoint is not None:
         _LOGGER.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.evaluate()
+    if trainer.rank_counts is None:  # all steps were done before a kill
+        trainer.evaluate()
     counts = trainer.rank_counts
     assert counts is not None
     heads.rank_rates = counts.rates
