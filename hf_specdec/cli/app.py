@@ -12,6 +12,7 @@ from hf_specdec.cli.lists import ListCommand
 from hf_specdec.cli.lm_eval import PASS_ON, lm_eval
 from hf_specdec.cli.make_data import make_data
 from hf_specdec.cli.train_medusa import train_medusa
+from hf_specdec.cli.tune_tree import tune_tree
 
 app = typer.Typer(
     name="hf-specdec",
@@ -28,6 +29,7 @@ app.command()(env)
 app.command("make-data")(make_data)
 app.command("lm-eval", context_settings=PASS_ON)(lm_eval)
 app.command()(train_medusa)
+app.command()(tune_tree)
 
 
 def main() -> None:

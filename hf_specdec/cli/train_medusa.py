@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console, output_console
 from hf_specdec.cli.options import Dtype
 from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.heads import MedusaHeads
-from hf_specdec.heads.choices import expected_tokens
+from hf_specdec.cli.training_words import accuracy_table, command_line, load_target, public_name
 
 
 @command
@@ -91,7 +87,7 @@ def train_medusa(
         width=width,
         seed=seed,
     )
-    names = RunNames(model_name or _name(model), data_name or _name(data), _command_line())
+    names = RunNames(model_name or public_name(model), data_name or public_name(data), command_line())
     examples = read_examples(data, AutoTokenizer.from_pretrained(model), max_length=max_length, limit=limit, chat=chat)
     train, test = split_examples(examples, held_out, seed)
     folder = prepare_run(output, train, test, settings, names)
@@ -99,46 +95,14 @@ def train_medusa(
     arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
     if arguments.process_index == 0:
         folder.claim()
-    target = _load(model, dtype, arguments.device)
+    target = load_target(model, dtype, arguments.device)
     features = open_features(
         target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None
     )
-    with TrainingBars(arguments.process_index == 0) as bars:
+    with TrainingBars("Target reads", arguments.process_index == 0) as bars:
         trained = train_medusa(
-            *features, folder, settings, names, arguments, callbacks=[bars], progress=bars.count_features
+            *features, folder, settings, names, arguments, callbacks=[bars], progress=bars.count_texts
         )
     if arguments.process_index == 0:
-        print_accuracies(trained)
+        output_console().print(accuracy_table(trained))
         message_console().print(Text(f"Heads: {output}"))
-
-
-def print_accuracies(heads: MedusaHeads) -> None:
-    """A table of what was measured, and what the tree should give."""
-    if heads.rank_rates is None or heads.tree is None:
-        return
-    table = Table(box=None)
-    for title in ("head", "guesses token", "best guess", "best five", "nodes of the tree"):
-        table.add_column(title, justify="right")
-    for head, rates in enumerate(heads.rank_rates):
-        nodes = sum(len(node) == head + 1 for node in heads.tree)
-        table.add_row(str(head), f"t + {head + 2}", f"{rates[0]:.3f}", f"{sum(rates[:5]):.3f}", str(nodes))
-    output_console().print(table)
-    tokens = expected_tokens(heads.tree, heads.rank_rates)
-    output_console().print(f"{len(heads.tree)} nodes: {tokens:.2f} tokens expected per forward of the target")
-
-
-def _load(name: str, dtype: Dtype, place: object) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=dtype.resolve())
-    model.to(place)  # type: ignore[arg-type]
-    model.eval()
-    return model
-
-
-def _name(path: str) -> str:
-    """A card should not tell where files lay."""
-    return Path(path).name if Path(path).exists() else path
-
-
-def _command_line() -> str:
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["hf-specdec", *words])

@@ -25,10 +25,12 @@ class TrainingBars(TrainerCallback):
     """A callback of the Trainer, and a context in which its bars are shown.
 
     Args:
+        reading: what the bar of texts is called.
         shown: whether to show anything; one process of a distributed run should.
     """
 
-    def __init__(self, shown: bool = True) -> None:
+    def __init__(self, reading: str, shown: bool = True) -> None:
+        self._reading = reading
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,9 +51,9 @@ class TrainingBars(TrainerCallback):
     ) -> None:
         self._bars.stop()
 
-    def count_features(self, done: int, total: int) -> None:
-        """Tell how many texts the target has read for the cache, of how many."""
-        self._update("Target reads", done, total)
+    def count_texts(self, done: int, total: int) -> None:
+        """Tell how many texts the target has read, of how many."""
+        self._update(self._reading, done, total)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **further: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_specdec.training.folders import replace_file
+from hf_specdec.heads.files import replace_file
 
 _TRAINED, _HELD_OUT = "#777777", "#b3362c"
 
@@ -20,7 +19,7 @@ _TRAINED, _HELD_OUT = "#777777", "#b3362c"
 def write_log(path: Path, history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """Write what was logged, and what else is known of the run, as one JSON object."""
     text = json.dumps({**facts, "history": list(history)}, indent=1, ensure_ascii=False)
-    replace_file(path, text.encode("utf-8"))
+    replace_file(path, lambda place: place.write_text(text + "\n", encoding="utf-8"))
 
 
 def draw_head_curves(path: Path, history: Sequence[Mapping[str, Any]], num_heads: int) -> None:
@@ -55,9 +54,7 @@ def save_figure(path: Path, figure: Figure, all_axes: Sequence[Axes]) -> None:
             axes.spines[side].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-    replace_file(path, buffer.getvalue())
+    replace_file(path, lambda place: figure.savefig(place, format="png", dpi=110, metadata={"Software": None}))
 
 
 def _line(axes: Axes, history: Sequence[Mapping[str, Any]], name: str, label: str | None, **style: Any) -> None:

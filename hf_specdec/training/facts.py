@@ -59,10 +59,8 @@ def training_notes(
         f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
         f"learning rate {settings['learning_rate']:g} falling as a cosine, loss weights {settings['head_decay']:g}^i. "
         f"{_versions()}.\n\n"
-        f"Accuracies are of {int(counts.totals[0]):,} positions of the held-out answers, of whose tokens the draft "
-        f"vocabulary holds {facts['coverage']:.1%}; others count as misses. If heads were right independently of "
-        f"each other, the stored tree would give {facts['expected_tokens_per_forward']:.2f} tokens per forward of the "
-        "target at temperature 0.\n\n"
+        f"Accuracies are of {int(counts.totals[0]):,} positions of held-out answers. The draft vocabulary holds "
+        f"{facts['coverage']:.1%} of their tokens; others count as misses.\n\n"
         f"![Loss and accuracy by step]({curves})\n\nEvery number of the run is in [{log}]({log})."
     )
     return {"Training": training}

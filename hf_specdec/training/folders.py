@@ -1,4 +1,4 @@
-"""The folder of a training run: whose it is, where it goes on after a kill, and writing without half-written files."""
+"""The folder of a training run: whose it is, and where the run goes on after a kill."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import PyTorchModelHubMixin
-
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.files import replace_file
 
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
@@ -67,7 +65,8 @@ class RunFolder:
         """
         self.check()
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / _RUN, json.dumps(self._settings, indent=1).encode("utf-8"))
+        text = json.dumps(self._settings, indent=1)
+        replace_file(self.path / _RUN, lambda path: path.write_text(text, encoding="utf-8"))
 
     def last_checkpoint(self) -> str | None:
         """The newest checkpoint that was written to its end, or None."""
@@ -99,21 +98,3 @@ def check_vacant(path: Path) -> None:
             f"output: {path} is in use, it holds {sorted(p.name for p in path.iterdir())[0]!r}; choose "
             "a new or empty folder"
         )
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that is either the old one or complete, whenever the process ends."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def save_heads(heads: PyTorchModelHubMixin, folder: Path) -> None:
-    """Write heads into a folder, file by file: each is the old one or complete, and the card comes last."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".heads-") as temporary:
-        heads.save_pretrained(temporary)
-        for file in sorted(Path(temporary).iterdir(), key=lambda file: (file.suffix == ".md", file.name)):
-            os.replace(file, folder / file.name)

@@ -19,7 +19,7 @@ from hf_specdec.training.curves import draw_head_curves, write_log
 from hf_specdec.training.facts import RunClock, training_notes
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.fingerprints import examples_fingerprint
-from hf_specdec.training.folders import RunFolder, save_heads
+from hf_specdec.training.folders import RunFolder
 from hf_specdec.training.medusa import MedusaTrainer
 from hf_specdec.training.texts import Example
 from hf_specdec.training.vocabulary import coverage, frequent_tokens
@@ -285,7 +285,7 @@ def train_medusa(
         heads.notes = training_notes(facts, counts, target.device, CURVES, LOG)
         write_log(folder.path / LOG, trainer.state.log_history, facts)
         draw_head_curves(folder.path / CURVES, trainer.state.log_history, heads.num_heads)
-        save_heads(heads, folder.path)
+        heads.save_pretrained(folder.path)
         folder.finish()
     trainer.accelerator.wait_for_everyone()
     return heads
