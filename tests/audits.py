@@ -17,6 +17,7 @@ from hf_specdec import (
     EarlyExit,
     Jacobi,
     Lookahead,
+    Medusa,
     NoDraft,
     PromptLookup,
     Recycling,
@@ -38,6 +39,7 @@ STRATEGIES: dict[str, Drafter] = {
     "suffix": Suffix(nodes=8, node_cost=0),
     "recycling": Recycling(nodes=8, node_cost=0),
     "auto": Auto(nodes=8, node_cost=0),
+    "medusa": Medusa(heads=zoo.make_heads(zoo.make("llama", vocab_size=len(TOKENIZER))), nodes=8, node_cost=0),
 }
 DOCUMENTS = [
     Document("list", "list/1", "sail, sail, sail"),

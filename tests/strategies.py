@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 import zoo
@@ -15,6 +16,7 @@ from hf_specdec import (
     EarlyExit,
     Jacobi,
     Lookahead,
+    Medusa,
     PromptLookup,
     Recycling,
     Scripted,
@@ -49,6 +51,14 @@ STRATEGIES: dict[str, Build] = {
     "auto": lambda draft, texts: {
         "strategy": Auto(parts=[Suffix(store=nearly(texts)), Recycling()], nodes=20, node_cost=0)
     },
+    "medusa": lambda draft, texts: {"strategy": Medusa(heads=zoo.make_heads(draft), nodes=16, node_cost=0)},
+    "medusa_tree": lambda draft, texts: {
+        "strategy": Medusa(
+            heads=zoo.make_heads(draft, token_map=torch.arange(2, zoo.VOCAB_SIZE - 5, 2)),
+            tree=[(0,), (1,), (3,), (0, 0), (0, 2), (1, 1), (0, 2, 0)],
+        )
+    },
+    "auto_heads": lambda draft, texts: {"strategy": Auto(nodes=20, node_cost=0).with_heads(zoo.make_heads(draft))},
     "auto_measured": lambda draft, texts: {"strategy": "auto"},
     "scripted": lambda draft, texts: {"strategy": mostly_right(texts)},
 }

@@ -11,6 +11,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from hf_specdec.heads import MedusaHeads
+
 VOCAB_SIZE = 97
 WINDOW = 6
 POSITIONS = 128
@@ -213,3 +215,13 @@ def make_draft(target: PreTrainedModel, noise: float = 0.02) -> PreTrainedModel:
             weight += noise * torch.randn(weight.shape, generator=generator)
     draft.generation_config.assistant_confidence_threshold = 0
     return draft
+
+
+def make_heads(target: PreTrainedModel, num_heads: int = 3, **settings: Any) -> MedusaHeads:
+    """Heads that were trained for nothing: their guesses differ, and are right now and then."""
+    heads = MedusaHeads.for_target(target, num_heads=num_heads, **settings)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight += 0.3 * torch.randn(weight.shape, generator=generator)
+    return heads

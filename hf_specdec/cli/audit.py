@@ -39,7 +39,7 @@ def audit(
     strategies: Annotated[
         list[str] | None,
         typer.Option(
-            help="Names, as name or name:setting=value,...; all that can run if not given. auto_heads: auto with heads."
+            help="Names, as name or name:setting=value,...; all that can run if not given. With heads: auto_heads."
         ),
     ] = None,
     temperatures: Annotated[
