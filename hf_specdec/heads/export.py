@@ -67,6 +67,8 @@ def export_heads(
         ArgumentError: the folder holds something, the layout cannot express the heads, `base` is needed and missing or
             is not the model that the heads were made for.
     """
+    if layout not in list(Layout):
+        raise ArgumentError(f"layout={layout!r} must be own, fasterdecoding or vllm")
     layout = Layout(layout)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -77,6 +79,8 @@ def export_heads(
         raise ArgumentError(
             "own_output and full_vocabulary are for heads that share the target's matrix; these have their own"
         )
+    if full_vocabulary and heads.token_map is None:
+        raise ArgumentError("full_vocabulary plays no part: these heads guess among all tokens already")
     heads = copy.deepcopy(heads)
     if full_vocabulary:
         heads.token_map = None

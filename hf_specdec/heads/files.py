@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,7 +177,7 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
     try:
         # Mapped files are read only as far as they are used, but only the newer format can be mapped.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # whatever damaged bytes make the unpickler do
         raise ArgumentError(
             f"{path.name} was not read: it is damaged, or a pickle that holds more than tensors and could run code "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); convert it to safetensors where "
