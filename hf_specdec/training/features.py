@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.feature_cache import FeatureCache, Layout, fill
+from hf_specdec.training.feature_cache import PART_BYTES, FeatureCache, Layout, fill
 from hf_specdec.training.fingerprints import examples_fingerprint, model_fingerprint
-from hf_specdec.training.target_outputs import PaddedTexts, target_outputs
+from hf_specdec.training.target_outputs import PaddedTexts, check_process, target_outputs
 from hf_specdec.training.texts import Example
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         self.target = target
         self.examples = examples
         self.top_k = top_k
+        self._dtype = target.dtype
         self.lengths = [len(one.input_ids) for one in examples]
         self.num_positions = sum(one.num_learned for one in examples)
         self._cache = None if cache_dir is None else self._open_cache(Path(cache_dir), cache_max_gb)
@@ -117,40 +119,46 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         All are on the CPU.
         """
 
-        def collate(items: list[dict[str, Any]]) -> Batch:
-            texts = PaddedTexts.of([one["input_ids"] for one in items], [one["num_prompt"] for one in items])
-            return {
-                "input_ids": texts.input_ids,
-                "attention_mask": texts.attention_mask,
-                "positions": texts.rows * texts.input_ids.shape[1] + texts.columns,
-                "targets": texts.targets(num_targets),
-                **self._outputs(items, texts),
-            }
+        return functools.partial(self._collate, num_targets)
 
-        return collate
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers of a data loader read the cache; the target stays where it can run."""
+        return {name: value for name, value in vars(self).items() if name != "target"}
+
+    def _collate(self, num_targets: int, items: list[dict[str, Any]]) -> Batch:
+        texts = _padded(items)
+        return {
+            "input_ids": texts.input_ids,
+            "attention_mask": texts.attention_mask,
+            "positions": texts.rows * texts.input_ids.shape[1] + texts.columns,
+            "targets": texts.targets(num_targets),
+            **self._outputs(items, texts),
+        }
 
     def _outputs(self, items: list[dict[str, Any]], texts: PaddedTexts) -> Batch:
         """Features of all items, one behind the other; the target runs for those that bring none."""
         missing = [one for one in items if "hidden_states" not in one]
         if len(missing) == len(items):
-            return target_outputs(self.target, texts, self.top_k)
-        pieces = [one for one in items if "hidden_states" in one]
+            return self._run(texts)
+        pieces = items
         if missing:
-            computed = self._run(missing)
+            computed = self._run(_padded(missing))
             counts = [len(one["input_ids"]) - max(one["num_prompt"], 1) for one in missing]
             rows = zip(*(torch.split(value, counts) for value in computed.values()), strict=True)
             found = iter([dict(zip(computed, row, strict=True)) for row in rows])
             pieces = [one if "hidden_states" in one else next(found) for one in items]
         joined = {name: torch.cat([one[name] for one in pieces]) for name in _names(self.top_k)}
-        return joined | {"hidden_states": joined["hidden_states"].to(self.target.dtype)}
+        return joined | {"hidden_states": joined["hidden_states"].to(self._dtype)}
 
-    def _run(self, items: list[dict[str, Any]]) -> Batch:
-        texts = PaddedTexts.of([one["input_ids"] for one in items], [one["num_prompt"] for one in items])
+    def _run(self, texts: PaddedTexts) -> Batch:
+        check_process()
         return target_outputs(self.target, texts, self.top_k)
 
     def _compute(self, indices: list[int]) -> Batch:
         examples = [self.examples[index] for index in indices]
-        return self._run([{"input_ids": torch.tensor(x.input_ids), "num_prompt": x.num_prompt} for x in examples])
+        return self._run(
+            _padded([{"input_ids": torch.tensor(x.input_ids), "num_prompt": x.num_prompt} for x in examples])
+        )
 
     def _open_cache(self, folder: Path, max_gb: float | None) -> FeatureCache:
         identity = {
@@ -160,7 +168,7 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         }
         counts = [one.num_learned for one in self.examples]
         max_bytes = None if max_gb is None else int(max_gb * 1e9)
-        cache = FeatureCache(folder, counts, self._layout(), identity, max_bytes)
+        cache = FeatureCache(folder, counts, self._layout(), identity, max_bytes, PART_BYTES)
         if cache.num_cached < len(self):
             _LOGGER.warning(
                 "cache_max_gb=%s has room for %d of %d texts; the target runs again for the others in each epoch",
@@ -176,6 +184,10 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         layout = {name: (tuple(value.shape[1:]), value.dtype) for name, value in probe.items()}
         shape, dtype = layout["hidden_states"]
         return layout | {"hidden_states": (shape, dtype if dtype.itemsize == 2 else torch.bfloat16)}
+
+
+def _padded(items: list[dict[str, Any]]) -> PaddedTexts:
+    return PaddedTexts.of([one["input_ids"] for one in items], [one["num_prompt"] for one in items])
 
 
 def _names(top_k: int) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def _read_csv(path: Path) -> Iterator[Record]:
                     raise ArgumentError(f"{where}: not as many fields as the header has columns")
                 yield Record(where, row)
         except csv.Error as error:
-            raise ArgumentError(f"{path.name}, line {reader.line_num}: not CSV: {error}") from error
+            raise ArgumentError(f"{path.name}, line {reader.reader.line_num}: not CSV: {error}") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

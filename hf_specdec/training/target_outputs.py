@@ -53,14 +53,12 @@ class PaddedTexts(NamedTuple):
         return tokens.masked_fill(columns >= self.lengths[self.rows][:, None], -100)
 
 
-def check_target(target: PreTrainedModel) -> None:
-    """Check that a model says the same about a text each time.
+def check_process() -> None:
+    """Check that a model can run in this process.
 
     Raises:
-        ArgumentError: it is in training mode, or this process is a worker of a data loader.
+        ArgumentError: this is a worker of a data loader.
     """
-    if target.training:
-        raise ArgumentError("the target is in training mode, where dropout changes what it says; call target.eval()")
     if get_worker_info() is not None:
         raise ArgumentError(
             "the target cannot run in workers of a data loader: use dataloader_num_workers=0, or cache all features"
@@ -80,8 +78,12 @@ def target_outputs(target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0) 
         On the CPU: `hidden_states` `[N, H]`, behind the final norm, in the target's dtype; with `top_k` also `top_ids`
         int32 `[N, k]`, best first, their `top_logits` `[N, k]` in the target's dtype, and `log_normaliser` float32
         `[N]`, the log-sum-exp of all logits: `exp(top_logits - log_normaliser)` are probabilities.
+
+    Raises:
+        ArgumentError: the model is in training mode.
     """
-    check_target(target)
+    if target.training:
+        raise ArgumentError("the target is in training mode, where dropout changes what it says; call target.eval()")
     device = target.device
     # Logits cost as much as several layers; only columns that someone reads get them.
     first = int(texts.columns.min()) if top_k else texts.input_ids.shape[1] - 1
