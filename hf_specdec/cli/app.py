@@ -5,7 +5,9 @@ from __future__ import annotations
 import typer
 
 from hf_specdec.cli.audit import audit
+from hf_specdec.cli.convert_heads import convert_heads
 from hf_specdec.cli.demo import demo
+from hf_specdec.cli.distill_draft import distill_draft
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
 from hf_specdec.cli.lists import ListCommand
@@ -30,6 +32,8 @@ app.command("make-data")(make_data)
 app.command("lm-eval", context_settings=PASS_ON)(lm_eval)
 app.command()(train_medusa)
 app.command()(tune_tree)
+app.command("distill-draft")(distill_draft)
+app.command("convert-heads")(convert_heads)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +37,8 @@ def cut_model(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     check_layers(model, layers)
     if not all(weight.is_floating_point() for weight in model.parameters()):
         raise DraftModelError(
-            f"{type(model).__name__} is quantised, and quantised layers cannot be trained; make the draft from the same "
-            "model in 16 or 32 bit, it serves the quantised one too"
+            f"{type(model).__name__} is quantised, and quantised layers cannot be trained; make the draft from the "
+            "same model in 16 or 32 bit, it serves the quantised one too"
         )
     draft = build_cut(model, layers, _cut_weights(model, layers))
     if not _same_output(draft, with_layers(model, layers)):
@@ -63,8 +64,7 @@ def build_cut(
     if untied:
         config.tie_word_embeddings = False
     # The constructor alone would draw random weights first, which takes seconds for a large vocabulary.
-    draft: PreTrainedModel
-    draft, info = type(model).from_pretrained(
+    loaded: Any = type(model).from_pretrained(
         None,
         config=config,
         state_dict=dict(weights),
@@ -72,6 +72,8 @@ def build_cut(
         attn_implementation=model.config._attn_implementation,
         output_loading_info=True,
     )
+    draft: PreTrainedModel = loaded[0]
+    info: dict[str, set[object]] = loaded[1]
     wrong = sorted(str(key) for keys in info.values() for key in keys)
     if wrong:
         raise _inseparable(model, layers, wrong[0])
@@ -99,12 +101,10 @@ def check_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
 def layers_prefix(model: PreTrainedModel) -> str:
     """What the names of the parameters of decoder layers begin with, such as "model.layers."."""
     first = decoder_layers(model)[0]
-    return next(name for name, module in model.named_modules() if module is first).removesuffix("0")
+    return str(next(name for name, module in model.named_modules() if module is first)).removesuffix("0")
 
 
-def _inseparable(
-    model: PreTrainedModel, layers: Sequence[int], detail: str = "they compute something else"
-) -> Exception:
+def _inseparable(model: PreTrainedModel, layers: Sequence[int], detail: str = "other logits") -> DraftModelError:
     return DraftModelError(
         f"layers {', '.join(map(str, layers))} of {type(model).__name__} do not make a model of their own ({detail}): "
         "its layers differ by number in a way that the config of a smaller model cannot express; try other layers"

@@ -94,6 +94,12 @@ def own_parameters(draft: PreTrainedModel) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in draft.named_parameters() if id(weight) not in shared}
 
 
+def own_tensors(draft: PreTrainedModel) -> dict[str, Tensor]:
+    """The same and the buffers of its layers, detached: what must be stored."""
+    own, prefix = own_parameters(draft), layers_prefix(draft)
+    return {name: value for name, value in draft.state_dict().items() if name in own or name.startswith(prefix)}
+
+
 def stock_model(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
     """The draft as a model that needs neither its target nor this package: all embeddings, the whole output matrix.
 
@@ -107,8 +113,8 @@ def stock_model(draft: PreTrainedModel, target: PreTrainedModel) -> PreTrainedMo
     record.check(target)
     weights = shared_weights(target)
     head = draft.get_output_embeddings()
-    for name, value in own_parameters(draft).items():
-        value = value.detach().to(target.device, target.dtype)
+    for name, value in own_tensors(draft).items():
+        value = as_dtype(value.to(target.device), target.dtype)
         if name.startswith(head_prefix(target)):
             assert isinstance(head, ReducedOutput)
             value = weights[name].index_copy(0, head.token_map, value)
@@ -122,18 +128,22 @@ def shared_weights(target: PreTrainedModel) -> dict[str, Tensor]:
     return {name: value for name, value in target.state_dict().items() if not name.startswith(prefix)}
 
 
+def as_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a floating-point format, if it holds such numbers."""
+    return value.to(dtype) if value.is_floating_point() else value
+
+
 def head_prefix(model: PreTrainedModel) -> str:
     """What the names of the head's parameters begin with, such as "lm_head."."""
     head = model.get_output_embeddings()
-    return next(name for name, module in model.named_modules() if module is head) + "."
+    return str(next(name for name, module in model.named_modules() if module is head)) + "."
 
 
 def _check_token_map(token_map: Tensor, vocab_size: int) -> None:
     if token_map.ndim != 1 or not len(token_map) or int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
+        ends = f", from {token_map.min()} to {token_map.max()}" if token_map.numel() else ""
         raise ArgumentError(
-            f"token_map must be a list of ids from 0 to {vocab_size - 1}, not {tuple(token_map.shape)} of them between "
-            f"{token_map.min().item() if token_map.numel() else None} and "
-            f"{token_map.max().item() if token_map.numel() else None}"
+            f"token_map must be a list of ids from 0 to {vocab_size - 1}, not of shape {tuple(token_map.shape)}{ends}"
         )
-    if len(token_map.unique()) != len(token_map):
+    if len(set(token_map.tolist())) != len(token_map):
         raise ArgumentError("token_map names a token twice; pass token_map.unique()")

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.drafts.cut import build_cut, check_layers
-from hf_specdec.drafts.distilled import bind, head_prefix, own_parameters, shared_weights
+from hf_specdec.drafts.distilled import as_dtype, bind, head_prefix, own_tensors, shared_weights
 from hf_specdec.drafts.output import ReducedOutput
 from hf_specdec.drafts.record import MODEL_TYPE, DraftRecord
-from hf_specdec.errors import ArgumentError, DraftModelError
+from hf_specdec.errors import DraftModelError
 
 _CONFIG, _WEIGHTS, _TOKEN_MAP = "config.json", "model.safetensors", "token_map"
 
@@ -34,7 +34,7 @@ def save_draft(draft: PreTrainedModel, folder: str | os.PathLike[str], *, dtype:
         ArgumentError: no distilled draft.
     """
     record = DraftRecord.of(draft)
-    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in own_parameters(draft).items()}
+    weights = {name: as_dtype(value.cpu(), dtype).contiguous() for name, value in own_tensors(draft).items()}
     head = draft.get_output_embeddings()
     if isinstance(head, ReducedOutput):
         weights[_TOKEN_MAP] = head.token_map.to("cpu", torch.int32)  # half the size, and every vocabulary fits
@@ -65,15 +65,16 @@ def load_draft(name: str | os.PathLike[str], target: PreTrainedModel) -> PreTrai
     weights = shared_weights(target)
     if not all(value.is_floating_point() for value in weights.values()):
         raise DraftModelError(
-            f"embeddings or output matrix of this {type(target).__name__} are quantised, so a draft cannot share them; "
-            "leave them out when you quantise the model"
+            f"embeddings or output matrix of this {type(target).__name__} are quantised, so a draft cannot share "
+            "them; leave them out when you quantise the model"
         )
-    kind = target.get_input_embeddings().weight.dtype
-    stored = {key: value.to(target.device) for key, value in load_file(folder / _WEIGHTS).items()}
+    stored = {
+        key: as_dtype(value.to(target.device), target.dtype) for key, value in load_file(folder / _WEIGHTS).items()
+    }
     token_map = stored.pop(_TOKEN_MAP, None)
     # Own rows have the names of the target's whole matrix, which is put in first.
-    outputs = {key: stored.pop(key).to(kind) for key in list(stored) if key.startswith(head_prefix(target))}
-    draft = build_cut(target, record.layers, weights | {key: value.to(kind) for key, value in stored.items()})
+    outputs = {key: stored.pop(key) for key in list(stored) if key.startswith(head_prefix(target))}
+    draft = build_cut(target, record.layers, weights | stored)
     bind(draft, record, None if token_map is None else token_map.long())
     draft.load_state_dict(outputs, strict=False)
     return draft

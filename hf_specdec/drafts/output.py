@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class ReducedOutput(nn.Module):
     """Stands in place of a model's head: scores D tokens and rules out all others.
 
-    Logits come over the whole vocabulary, so that the model stays a model like any other; what is ruled out has a logit
-    of -inf, so its probability is zero.
+    Logits come over the whole vocabulary, so that the model stays a model like any other; what is ruled out has a
+    logit of -inf, so its probability is zero.
 
     Args:
         weight: `[D, H]`.

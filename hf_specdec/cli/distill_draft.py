@@ -1,0 +1,160 @@
+"""`hf-specdec distill-draft`: a small draft model for a target, from its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoTokenizer
+
+from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.options import Dtype
+from hf_specdec.cli.training_words import command_line, load_target, public_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@command
+def distill_draft(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the target.")],
+    data: Annotated[str, typer.Option(help="File, folder or hub id of texts, best from `hf-specdec make-data`.")],
+    output: Annotated[Path, typer.Option(help="New folder of the draft; a run that was stopped goes on from there.")],
+    layers: Annotated[
+        str | None, typer.Option(help="The target's layers that it is made of, such as 0,15,29; even if not given.")
+    ] = None,
+    num_layers: Annotated[int, typer.Option(min=1, help="How many layers, if --layers does not say which.")] = 3,
+    draft_vocab: Annotated[
+        int | None, typer.Option(min=1, help="Guess only so many tokens, the most frequent ones; all if not given.")
+    ] = None,
+    own_output: Annotated[
+        bool, typer.Option("--own-output", help="Train and store its rows of the output matrix, too.")
+    ] = False,
+    top_k: Annotated[int, typer.Option(min=1, help="Learn so many of the target's best tokens.")] = 64,
+    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time, in each process.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one step.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 5e-4,
+    held_out: Annotated[float, typer.Option(help="Share of the texts to measure on.")] = 0.05,
+    max_length: Annotated[int, typer.Option(min=2, help="Longer texts lose their end.")] = 1024,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
+    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
+    evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
+    depth: Annotated[int, typer.Option(min=1, help="Guesses of the chains that evaluations look at.")] = 5,
+    cache_max_gb: Annotated[
+        float, typer.Option(min=0.0, help="Disk for what the target says; the rest is computed in each epoch.")
+    ] = 10.0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also write a model with embeddings, for programs without hf_specdec.")
+    ] = False,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")] = Dtype.bfloat16,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is an accelerator.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    model_name: Annotated[
+        str | None, typer.Option(help="What the card calls the target; by default as in --model.")
+    ] = None,
+    data_name: Annotated[
+        str | None, typer.Option(help="What the card calls the data; by default as in --data.")
+    ] = None,
+) -> None:
+    """Train a few of a model's layers to guess what the whole model says; the model itself is not changed.
+
+    Works with `accelerate launch -m hf_specdec.cli distill-draft ...`, too. Needs the extra hf_specdec[train].
+    """
+    import torch
+
+    from hf_specdec.training.distill_run import (
+        DistillSettings,
+        distill,
+        prepare_run,
+        read_target,
+        trainer_arguments,
+    )
+    from hf_specdec.training.medusa_run import RunNames
+    from hf_specdec.training.texts import read_examples, split_examples
+
+    settings = DistillSettings(
+        layers=None if layers is None else _parse_layers(layers),
+        num_layers=num_layers,
+        draft_vocab_size=draft_vocab,
+        own_output=own_output,
+        top_k=top_k,
+        epochs=epochs,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        evaluations=evaluations,
+        bf16=dtype is Dtype.bfloat16,
+        depth=depth,
+        seed=seed,
+    )
+    names = RunNames(model_name or public_name(model), data_name or public_name(data), command_line())
+    examples = read_examples(data, AutoTokenizer.from_pretrained(model), max_length=max_length, limit=limit, chat=chat)
+    train, test = split_examples(examples, held_out, seed)
+    folder = prepare_run(output, train, test, settings, names)
+    use_cpu = cpu or not torch.accelerator.is_available()
+    arguments = trainer_arguments(folder, settings, len(train), use_cpu)
+    main_process = arguments.process_index == 0
+    if main_process:
+        folder.claim()
+    target = load_target(model, dtype, arguments.device)
+    features = read_target(target, train, test, folder, settings, cache_max_gb=cache_max_gb)
+    with _progress(main_process) as progress:
+        _, metrics = distill(*features, folder, settings, names, arguments, full=full, progress=progress)
+    if main_process:
+        _print_metrics(metrics)
+        message_console().print(Text(f"Draft: {output}"))
+
+
+def _parse_layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 0,15,29", param_hint="--layers"
+        ) from error
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars for what the target reads; they are finished before the Trainer draws its own."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=message_console(), disable=not shown)
+    tasks: dict[str, TaskID] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if not tasks:
+            bars.start()
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(f"The target reads the {stage} texts", total=total)
+        bars.update(tasks[stage], completed=done)
+        if bars.finished:
+            bars.refresh()
+            bars.stop()
+
+    try:
+        yield report
+    finally:
+        bars.stop()
+
+
+def _print_metrics(metrics: Mapping[str, float]) -> None:
+    from hf_specdec.training.draft_card import acceptance_rates
+
+    rates = acceptance_rates(metrics)
+    table = Table(box=None)
+    table.add_column("guesses in a row")
+    for guesses in range(1, len(rates) + 1):
+        table.add_column(str(guesses), justify="right")
+    table.add_row("all right", *(f"{rate:.3f}" for rate in rates))
+    output_console().print(table)
+    output_console().print(
+        f"same best token {metrics['eval_agreement']:.3f}, divergence {metrics['eval_kl']:.3f}, "
+        f"{metrics['eval_tokens']:.2f} tokens per forward as a chain"
+    )
