@@ -30,7 +30,7 @@ from hf_specdec.errors import (
     UnsupportedError,
     UnsupportedModelError,
 )
-from hf_specdec.heads import MedusaHeads
+from hf_specdec.heads import MedusaHeads, best_tree, export_heads, load_tree
 from hf_specdec.hub import hub_folder
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.registry import drafter_names, register_drafter
@@ -78,13 +78,16 @@ __all__ = [
     "TreeCache",
     "UnsupportedError",
     "UnsupportedModelError",
+    "best_tree",
     "disable",
     "drafter_names",
     "enable",
     "enabled",
+    "export_heads",
     "generate",
     "hub_folder",
     "is_enabled",
+    "load_tree",
     "register_drafter",
     "stock_assisted",
 ]

@@ -6,6 +6,7 @@ directory the pages' code runs as printed, in seconds and without a network.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -16,17 +17,34 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+HIDDEN_SIZE = 64
 SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
 TARGET = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 DRAFT = "HuggingFaceTB/SmolLM2-135M-Instruct"
+HEADS_TARGET = "lmsys/vicuna-7b-v1.3"
+HEADS = "FasterDecoding/medusa-vicuna-7b-v1.3"
 
 
 def build_hub(folder: Path) -> None:
     """Write the models and their tokenizer below `folder`."""
     tokenizer = byte_tokenizer()
-    for name, disagreement in ((TARGET, 0.0), (DRAFT, 0.005)):
+    for name, disagreement in ((TARGET, 0.0), (DRAFT, 0.005), (HEADS_TARGET, 0.0)):
         tiny_llama(tokenizer, disagreement).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    published_heads(folder / HEADS, len(tokenizer))
+
+
+def published_heads(folder: Path, vocab_size: int) -> None:
+    """Untrained Medusa heads in the layout, and with the wrong count in the config, of the published ones."""
+    tensors = {}
+    for head in range(5):
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(HIDDEN_SIZE)
+        tensors[f"{head}.1.weight"] = torch.randn(vocab_size, HIDDEN_SIZE)
+    folder.mkdir(parents=True)
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": HEADS_TARGET}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -50,7 +68,7 @@ def tiny_llama(tokenizer: PreTrainedTokenizerFast, disagreement: float) -> Llama
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
