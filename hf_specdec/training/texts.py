@@ -50,8 +50,8 @@ def read_examples(
     """Read a data set (see `read_records`) whose rows hold one of the following.
 
     - `prompt_ids` and `answer_ids`, as `hf-specdec make-data` writes them: taken as they are.
-    - `prompt` (a text, or chat messages) and `answer`: with a chat template, the answer is the assistant's turn;
-      without one it follows the prompt's tokens, with the EOS token behind it.
+    - `prompt` (a text, or chat messages) and `answer`: with a chat template, the answer is the assistant's turn, up to
+      its EOS token; without one it follows the prompt's tokens, with the EOS token behind it.
     - `messages`: a conversation. What the assistant says last is the answer; what follows it is left out.
     - `text`: all of it is learned; longer ones than `max_length` are cut into several.
 
@@ -226,7 +226,11 @@ class _Encoder:
                 "of that answer, so it does not show where the answer begins; use a file of hf-specdec make-data, or "
                 "chat=False (--no-chat) with prompt and answer as texts"
             )
-        return Example(whole, len(before))
+        # Templates may write a line break behind the end of a turn, where the model has stopped already.
+        answer_ids, end = whole[len(before) :], tokenizer.eos_token_id
+        while end in answer_ids and answer_ids[-1] != end:
+            answer_ids.pop()
+        return Example(before + answer_ids, len(before))
 
     def _pieces(self, ids: list[int]) -> list[Example]:
         step = self.max_length or max(len(ids), 1)

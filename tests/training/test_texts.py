@@ -198,6 +198,14 @@ class TestExamples:
         assert halves(chatty, first) == ("the sun", "follows the sea <eos>")
         assert by_default[0] == first
 
+    def test_what_a_template_writes_behind_the_end_is_left_out(self, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+        longer = with_template(tiny_tokenizer, TEMPLATE.replace("<eos> {%", "<eos> . {%"))
+        first, _ = read_examples(ROWS, longer)
+        assert halves(longer, first) == ("<user> the sun <eos> . <model>", "follows the sea <eos>")
+        endless = with_template(tiny_tokenizer, TEMPLATE.replace("<eos> {%", ". {%"))
+        first, _ = read_examples(ROWS, endless)
+        assert halves(endless, first) == ("<user> the sun . <model>", "follows the sea .")
+
     def test_conversations_end_with_the_last_answer(self, chatty: PreTrainedTokenizerFast) -> None:
         talk = [say("user", "a"), say("assistant", "b"), say("user", "sea"), say("assistant", "sun")]
         talk = [say(one["role"], one["content"].replace("b", "boat")) for one in talk]
