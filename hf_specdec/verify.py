@@ -278,16 +278,20 @@ class Typical(Verifier):
             else:
                 kept = [_typical_children(tree, r, n, p) for r, n, p in zip(rows, nodes, _probs(scores), strict=True)]
                 children = [max(one, key=lambda child: one[child]) if one else None for one in kept]
-            ending = [i for i, child in enumerate(children) if child is None]
-            steps = self.steps(rows)
-            drawn = self.sampling.choose([rows[i] for i in ending], [steps[i] for i in ending], scores[ending])
-            last = dict(zip(ending, drawn, strict=True))
+            drawn = iter(self._draw(scores, rows, [i for i, child in enumerate(children) if child is None]))
             return [
-                Step(last[i] if child is None else tree.tokens[row][child], child)
-                for i, (row, child) in enumerate(zip(rows, children, strict=True))
+                Step(next(drawn), None) if child is None else Step(tree.tokens[row][child], child)
+                for row, child in zip(rows, children, strict=True)
             ]
 
         return decide
+
+    def _draw(self, scores: Tensor, rows: Sequence[int], ending: Sequence[int]) -> list[int]:
+        """The tokens behind paths that end."""
+        if not ending:
+            return []
+        rows = [rows[i] for i in ending]
+        return self.sampling.choose(rows, self.steps(rows), scores[ending])
 
     def _longest_path(self, tree: DraftTree, row: int, raw: Tensor) -> list[int]:
         """Kept guesses, first to last; `raw` are the row's logits `[n, V]`."""
