@@ -47,7 +47,7 @@ def quantised(request: pytest.FixtureRequest, folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-@pytest.mark.parametrize("strategy", ["prompt_lookup", "tree", "scripted"])
+@pytest.mark.parametrize("strategy", ["prompt_lookup", "tree", "scripted", "medusa", "medusa_tree"])
 def test_a_quantised_target(quantised: PreTrainedModel, strategy: str) -> None:
     draft = zoo.make("llama", **SIZES)
     for batch in (texts.padded([9]), texts.padded([7, 12])):

@@ -114,7 +114,7 @@ def test_a_strategy_like_nothing_known(target: PreTrainedModel) -> None:
 @pytest.mark.usefixtures("no_forward")
 @pytest.mark.parametrize("strategy", [3, {"name": "tree"}, object()], ids=["int", "dict", "object"])
 def test_a_strategy_of_a_wrong_type(target: PreTrainedModel, strategy: object) -> None:
-    with pytest.raises(ArgumentError, match="strategy must be a name or a Drafter object, not"):
+    with pytest.raises(ArgumentError, match="strategy must be a name, a Drafter object or MedusaHeads, not"):
         generate(target, **SETTINGS, strategy=strategy)
 
 
@@ -151,7 +151,7 @@ def test_a_draft_that_is_no_model(target: PreTrainedModel, bad: object) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"verification": "typical"}, "verification='typical' is unknown; choose one of 'keyed', 'rejection'"),
+        ({"verification": "hope"}, "verification='hope' is unknown; choose one of 'keyed', 'rejection', 'typical'"),
         ({"seed": 1.5}, "seed must be an int"),
         ({"seed": [1, 2], "verification": "rejection", "do_sample": True}, "pass one int as seed|seed has 2"),
         ({"stop_strings": ["a"]}, "stop_strings needs the model's tokenizer: pass tokenizer="),
@@ -165,7 +165,7 @@ def test_arguments(target: PreTrainedModel, arguments: dict[str, Any], message: 
 
 
 @pytest.mark.usefixtures("no_forward")
-@pytest.mark.parametrize("arguments", [{"seed": 3}, {"verification": "keyed"}])
+@pytest.mark.parametrize("arguments", [{"seed": 3}, {"verification": "keyed"}, {"lossless": True}])
 def test_arguments_without_a_strategy(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="belong to strategy="):
         generate(target, **SETTINGS, **arguments)
