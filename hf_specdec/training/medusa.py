@@ -80,6 +80,14 @@ class MedusaTrainer(Trainer):
             compute_metrics=self._metrics,
             **arguments,
         )
+        if self.args.n_gpu > 1:
+            raise ArgumentError(
+                f"this process sees {self.args.n_gpu} GPUs and can use one: start one process for each with "
+                "accelerate launch, or name one in CUDA_VISIBLE_DEVICES"
+            )
+        if self.args.ddp_find_unused_parameters is None:
+            # All are used, own output matrices behind the forward, where DistributedDataParallel would not look.
+            self.args.ddp_find_unused_parameters = False
         self.rank_counts: RankCounts | None = None
         """What the latest evaluation counted."""
         self._output = model.output_of(features.target)
@@ -87,7 +95,7 @@ class MedusaTrainer(Trainer):
         self._width = width
         self._order = SimilarLengths(
             train_dataset.lengths if train_dataset is not None else [],
-            self.args.train_batch_size * self.args.world_size,
+            self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps,
             self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
         self.add_callback(_NextOrder(self._order))
