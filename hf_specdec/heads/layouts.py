@@ -199,6 +199,11 @@ def _vocabulary(
     """V and the token map."""
     token_map = roles.get(_TOKEN_MAP)
     vocab_size = config.get("vocab_size")
+    promised = config.get("draft_vocab_size", config.get("truncated_vocab_size"))
+    held = vocab_size if token_map is None else len(token_map)
+    if promised not in (None, held, vocab_size):
+        held_by = "token_map has" if token_map is not None else "there is no token_map, and the vocabulary has"
+        raise ArgumentError(f"config.json promises a reduced vocabulary of {promised} tokens, but {held_by} {held}")
     if token_map is not None and vocab_size is not None and config.get("truncated_vocab_size") == vocab_size:
         token_map = None  # vLLM ignores it then
     if token_map is None:

@@ -296,6 +296,7 @@ class TestRefused:
         [
             (5, TOKEN_MAP, {}, "token_map needs a config.json"),
             (7, TOKEN_MAP, files.vllm_config(2, truncated_vocab_size=5), "7 rows, neither 5 as token_map nor 97"),
+            (5, TOKEN_MAP, files.vllm_config(2, truncated_vocab_size=6), "promises .* 6 tokens, but token_map has 5"),
             (
                 5,
                 TOKEN_MAP + 7,
@@ -309,6 +310,12 @@ class TestRefused:
     ) -> None:
         files.write(tmp_path, "model.safetensors", files.vllm(2, rows=rows) | {"token_map": token_map}, config)
         with pytest.raises(ArgumentError, match=message):
+            MedusaHeads.from_pretrained(tmp_path)
+
+    def test_token_map_that_is_missing(self, tmp_path: Path) -> None:
+        config = files.vllm_config(2, truncated_vocab_size=5)
+        files.write(tmp_path, "model.safetensors", files.vllm(2, rows=5), config)
+        with pytest.raises(ArgumentError, match="there is no token_map, and the vocabulary has 97"):
             MedusaHeads.from_pretrained(tmp_path)
 
     def test_missing_shard(self, tmp_path: Path) -> None:
