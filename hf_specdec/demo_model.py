@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import io
 import shutil
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.drafts import cut_model
 from hf_specdec.errors import DraftModelError, SpecDecError
 
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -74,25 +74,12 @@ def make_layer_draft(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     Raises:
         DraftModelError: when `layers` is not between 1 and the number of layers of `model` minus one.
     """
-    config = copy.deepcopy(model.config)
-    total = config.num_hidden_layers
+    total = model.config.num_hidden_layers
     if not 1 <= layers < total:
         raise DraftModelError(
             f"A draft of {layers} layers cannot be cut from a model of {total}: take 1 to {total - 1}."
         )
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None) is not None:
-        config.layer_types = config.layer_types[:layers]
-    draft: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
-    )
-    wanted = draft.state_dict().keys()
-    draft.load_state_dict({name: value for name, value in model.state_dict().items() if name in wanted}, assign=True)
-    draft.tie_weights()
-    draft.to(model.device)  # type: ignore[arg-type]
-    draft.generation_config = copy.deepcopy(model.generation_config)
-    draft.train(False)
-    return draft
+    return cut_model(model, range(layers))
 
 
 def _find_gguf_file() -> Path:

@@ -39,6 +39,7 @@ from hf_specdec.bench import (
     write_results,
 )
 from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft
+from hf_specdec.drafts import load_assistant
 from hf_specdec.errors import SpecDecError
 from hf_specdec.heads import MedusaHeads
 
@@ -54,6 +55,9 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 96,
     arms: Annotated[str, typer.Option(help="What to compare, separated by commas.")] = ",".join(DEFAULT_ARMS),
     model: Annotated[str | None, typer.Option(help="Folder or hub id; the embedded model if not given.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the draft model; instead, --draft-layers if not given.")
+    ] = None,
     draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 2,
     heads: Annotated[
         str | None, typer.Option(help="Folder or hub id of trained heads, for the arms medusa and auto_heads.")
@@ -74,12 +78,14 @@ def run(
     folder = str(demo_model_folder()) if model is None else model
     target = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    draft = make_layer_draft(target, draft_layers) if draft_layers else None
+    drafting = make_layer_draft(target, draft_layers) if draft_layers and draft is None else None
+    if draft is not None:
+        drafting = load_assistant(draft, target, dtype=target.dtype)
     trained = None if heads is None else MedusaHeads.from_pretrained(heads).to(target.device, target.dtype)
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     tables = {name: SuccessorTable(vocab_size) for name in (FILLED, HEADS_FILLED)}
     kept = kept_strategies(tables, vocab_size, trained)
-    setup = Setup(target, draft, draft_tokens, max_new_tokens, seed, kept, trained)
+    setup = Setup(target, drafting, draft_tokens, max_new_tokens, seed, kept, trained)
     chosen = select_prompts(read_prompts(prompts), tokenizer, per_task=num_prompts, max_tokens=max_prompt_tokens)
     names = split_arms(arms)
     check_arms(names, setup)
@@ -109,6 +115,7 @@ def run(
     memory_rows: list[MemoryRow] = []
     if memory:
         shared = {
+            "draft": draft,
             "draft_layers": draft_layers,
             "draft_tokens": draft_tokens,
             "heads": heads,
@@ -121,7 +128,7 @@ def run(
         collect_provenance(
             target,
             name=without_folder(model) if model else DEMO_MODEL_NAME,
-            draft=f"the first {draft_layers} layers of the target, untrained" if draft else None,
+            draft=in_words(draft, draft_layers),
             seed=seed,
             command=shlex.join(["python", "evals/speed/run.py", *map(without_folder, sys.argv[1:])]),
             preparation_seconds=preparation,
@@ -154,6 +161,13 @@ def kept_strategies(
         kept["auto_heads_kept"] = both(SuccessorTable(vocab_size)).with_heads(heads)
         kept[HEADS_FILLED] = both(filled[HEADS_FILLED]).with_heads(heads)
     return kept
+
+
+def in_words(draft: str | None, layers: int) -> str | None:
+    """The draft model, for the table's head."""
+    if draft is not None:
+        return Path(draft).name if Path(draft).is_dir() else draft
+    return f"the first {layers} layers of the target, untrained" if layers else None
 
 
 def without_folder(argument: str) -> str:

@@ -22,6 +22,8 @@ class MemoryTask:
     new_tokens: int = 32
     # 0: no draft model.
     draft_layers: int = 0
+    # Folder or hub id of a draft model, instead of layers of the target.
+    draft: str | None = None
     draft_tokens: int = 5
     # Folder or hub id of heads, for arms that use some.
     heads: str | None = None

@@ -17,6 +17,7 @@ from hf_specdec.bench.arms import Setup, run_arm
 from hf_specdec.bench.memory import MemoryTask
 from hf_specdec.bench.rows import MemoryRow
 from hf_specdec.demo_model import make_layer_draft
+from hf_specdec.drafts import load_assistant
 from hf_specdec.heads import MedusaHeads
 
 _PROCESS = Path("/proc/self")
@@ -26,7 +27,9 @@ def probe(task: MemoryTask) -> MemoryRow:
     """Do `task` in this process, whose memory must not have been used for anything else."""
     device = torch.device(task.device)
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype)).to(device)  # type: ignore[arg-type]
-    draft = make_layer_draft(model, task.draft_layers) if task.draft_layers else None
+    draft = make_layer_draft(model, task.draft_layers) if task.draft_layers and task.draft is None else None
+    if task.draft is not None:
+        draft = load_assistant(task.draft, model, dtype=model.dtype)
     heads = None if task.heads is None else MedusaHeads.from_pretrained(task.heads).to(device, model.dtype)
     setup = Setup(model, draft, task.draft_tokens, task.new_tokens, task.seed, heads=heads)
     generator = torch.Generator().manual_seed(task.seed)

@@ -20,6 +20,7 @@ from hf_specdec.bench import takes_heads
 from hf_specdec.cli.console import command, message_console, output_console
 from hf_specdec.cli.options import Dtype, build_named_strategy, resolve_device
 from hf_specdec.drafters import Drafter
+from hf_specdec.drafts import load_assistant
 from hf_specdec.heads import MedusaHeads
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def audit(
     chosen = _strategies(strategies or [ALL], loaded)
     place = resolve_device(device)
     target = _load(model, dtype, place)
-    draft = None if assistant is None else _load(assistant, dtype, place)
+    draft = None if assistant is None else load_assistant(assistant, target, dtype=dtype.resolve())
     with _progress() as report:
         results = run_audit(
             target,

@@ -15,6 +15,7 @@ from hf_specdec import Medusa, SpeculationStats, SpeculativeOutput
 from hf_specdec.bench import encode_prompt
 from hf_specdec.cli.console import command, message_console, output_console, print_json
 from hf_specdec.cli.options import Dtype, Verification, build_strategy, resolve_device
+from hf_specdec.drafts import load_assistant
 from hf_specdec.heads import MedusaHeads
 
 
@@ -75,9 +76,7 @@ def generate(
     number_format = "auto" if dtype is None else dtype.resolve()
     target = AutoModelForCausalLM.from_pretrained(model, dtype=number_format).to(place)  # type: ignore[arg-type]
     tokenizer = AutoTokenizer.from_pretrained(model)
-    draft = None
-    if assistant is not None:
-        draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=number_format).to(place)  # type: ignore[arg-type]
+    draft = None if assistant is None else load_assistant(assistant, target, dtype=number_format)
     input_ids = encode_prompt(tokenizer, prompt, chat=chat).to(place)
     arguments: dict[str, Any] = {"do_sample": False}
     if temperature > 0:

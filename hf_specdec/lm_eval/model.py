@@ -10,11 +10,12 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils_hf import get_dtype
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.config import check_verification
 from hf_specdec.drafters import Drafter
+from hf_specdec.drafts import load_assistant
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.lm_eval.arguments import (
@@ -101,6 +102,8 @@ class SpeculativeLM(HFLM):
         self._share_requests()
         self.assistant = self._load_assistant(assistant, arguments)
         self._assistant_name = assistant if isinstance(assistant, str) else None
+        self._heads_name = heads if isinstance(heads, str) else None
+        self.drafter.check(self.model)
         self._rows: list[Prompt] = []
         self._report = Report()
 
@@ -115,13 +118,12 @@ class SpeculativeLM(HFLM):
     ) -> PreTrainedModel | None:
         if not isinstance(assistant, str):
             return assistant
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        return load_assistant(
             assistant,
+            self.model,
             dtype=get_dtype(arguments.get("dtype", "auto")),
             trust_remote_code=arguments.get("trust_remote_code", False),
         )
-        loaded: PreTrainedModel = model.to(self.device)
-        return loaded
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answer by generation, and note what each answer took in its request's arguments.
@@ -225,14 +227,16 @@ class SpeculativeLM(HFLM):
             "strategy": self.drafter.name,
             "settings": _settings(self.drafter),
             "assistant": self._assistant_name,
+            "heads": self._heads_name,
             "verification": self.verification,
+            "lossless": self.lossless,
             "seed": self.seed,
             **report.to_dict(),
         }
 
 
 def _settings(drafter: Drafter) -> dict[str, Any]:
-    values = {name: getattr(drafter, name) for name in sorted(setting_names(drafter))}
+    values = {name: getattr(drafter, name) for name in sorted(setting_names(drafter) - {"heads"})}  # they have a name
     return {
         name: value if isinstance(value, int | float | str | None) else repr(value) for name, value in values.items()
     }
