@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.files import replace_file
 
 
 class AnswerFile:
@@ -40,9 +41,8 @@ class AnswerFile:
             self._check_settings()
             return {self._index(number, line, prompts) for number, line in enumerate(lines, start=1)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.settings_path.with_name(f".{self.settings_path.name}.part")
-        temporary.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.settings_path)
+        text = json.dumps(self._settings, indent=1) + "\n"
+        replace_file(self.settings_path, lambda path: path.write_text(text, encoding="utf-8"))
         self.path.touch()
         return set()
 

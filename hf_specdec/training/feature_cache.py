@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.files import replace_file
 
 _LOGGER = logging.getLogger(__name__)
 _IDENTITY = "identity.json"
-_UNFINISHED = ".part"
+_UNFINISHED = ".unfinished"  # as `replace_file` calls them
 _HEADER_BYTES = 1024  # more than a part needs beside its values
 PART_BYTES = 2**26
 
@@ -104,13 +104,20 @@ class FeatureCache:
                 "set a smaller cache_max_gb"
             )
         if not (self.folder / _IDENTITY).exists():
-            _replace(self.folder / _IDENTITY, json.dumps(self._identity, indent=1).encode())
+            text = json.dumps(self._identity, indent=1)
+            replace_file(self.folder / _IDENTITY, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def drop_rest(self) -> None:
+        """Delete files that an earlier, larger bound had room for."""
+        planned = {self._path(part) for part in range(len(self._starts) - 1)}
+        for path in set(self.folder.glob("features-*.safetensors")) - planned:
+            path.unlink(missing_ok=True)
 
     def write(self, texts: range, features: dict[str, Tensor]) -> None:
         """Write the file of `texts`, one of `missing_parts`, whole or not at all."""
         part = self._starts.index(texts.start)
         kept = {name: features[name].to(dtype).contiguous() for name, (_, dtype) in self._layout.items()}
-        _replace(self._path(part), save(kept))
+        replace_file(self._path(part), lambda path: save_file(kept, path))
 
     def read(self, index: int) -> dict[str, Tensor] | None:
         """The features of a text, each `[n, ...]`; None while they are not here."""
@@ -201,6 +208,7 @@ def fill(
         progress: told how many of the missing texts are done, and how many there are.
         rank, num_ranks: this process and how many share the work.
     """
+    cache.drop_rest()
     parts = cache.missing_parts(rank, num_ranks)
     total, done = sum(map(len, parts)), 0
     if parts:
@@ -230,12 +238,3 @@ def _split(cache: FeatureCache, batch: list[int], features: dict[str, Tensor]) -
     counts = [cache.count(index) for index in batch]
     pieces = {name: torch.split(value, counts) for name, value in features.items()}
     return [{name: pieces[name][row] for name in pieces} for row in range(len(batch))]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}{_UNFINISHED}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

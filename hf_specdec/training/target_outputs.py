@@ -93,10 +93,12 @@ def target_outputs(target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0) 
     else:
         first = 0
     output = target(input_ids=texts.input_ids.to(device), attention_mask=texts.attention_mask.to(device), **inputs)
-    rows, columns = texts.rows.to(device), texts.columns.to(device)
-    found: dict[str, Tensor] = {"hidden_states": output.hidden_states[-1][rows, columns].to(target.dtype).cpu()}
+    states = output.hidden_states[-1]
+    # A model in several places ends in another one than it begins.
+    rows, columns = texts.rows.to(states.device), texts.columns.to(states.device)
+    found: dict[str, Tensor] = {"hidden_states": states[rows, columns].to(target.dtype).cpu()}
     if top_k:
-        found |= _best(output.logits, rows, columns - first, top_k)
+        found |= _best(output.logits.to(states.device), rows, columns - first, top_k)
     return found
 
 

@@ -276,6 +276,14 @@ class TestCache:
         fresh = cached()
         assert all("hidden_states" in fresh[index] for index in range(30))
 
+    def test_the_bound_may_be_lowered(self, cached: Callable[..., TargetFeatures], tmp_path: Path) -> None:
+        cached().fill_cache()
+        assert sum(path.stat().st_size for path in self.parts(tmp_path)) > 30_000
+        cached(cache_max_gb=30_000 / 1e9).fill_cache()
+        assert 20_000 < sum(path.stat().st_size for path in self.parts(tmp_path)) <= 30_000
+        cached(cache_max_gb=1e-9).fill_cache()
+        assert not self.parts(tmp_path)
+
     def test_a_kill_loses_no_finished_file(
         self, cached: Callable[..., TargetFeatures], tmp_path: Path, runs: list[int]
     ) -> None:
@@ -287,7 +295,7 @@ class TestCache:
             cached().fill_cache(stop)
         finished = {path: path.stat().st_mtime_ns for path in self.parts(tmp_path)}
         assert finished
-        (tmp_path / "cache" / ".features-00009.safetensors.part").write_bytes(b"half")
+        (tmp_path / "cache" / ".features-00009.safetensors.unfinished").write_bytes(b"half")
         before = sum(runs)
         found = cached()
         found.fill_cache()
@@ -297,7 +305,7 @@ class TestCache:
 
     def test_a_kill_before_the_first_file(self, cached: Callable[..., TargetFeatures], tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / ".identity.json.part").write_bytes(b"{")
+        (tmp_path / "cache" / ".identity.json.unfinished").write_bytes(b"{")
         cached().fill_cache()
         assert json.loads((tmp_path / "cache" / "identity.json").read_text(encoding="utf-8"))["top_k"] == TOP_K
 
