@@ -359,7 +359,10 @@ class TestRefusals:
             ({"nods": 24}, r"model argument 'nods' is unknown \(did you mean 'nodes'\?\)"),
             ({"strategy": "tree"}, "'tree' drafts with a second model: give assistant="),
             ({"assistant": "somewhere"}, "does not use assistant"),
-            ({"verification": "typical"}, "verification='typical' is unknown"),
+            ({"verification": "hope"}, "verification='hope' is unknown"),
+            ({"verification": "typical"}, "lossless=False"),
+            ({"strategy": "medusa"}, "heads="),
+            ({"strategy": "tree", "assistant": "somewhere", "heads": 3}, "heads must be a folder"),
             ({"verification": "rejection", "batch_size": 2}, "use batch_size=1"),
             ({"seed": "x"}, "seed must be an int"),
             ({"seed": [1, 2]}, "seed must be one int"),
@@ -382,7 +385,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match="unsupported operand"):
             make(models, chat_template_args=3, enable_thinking=False)
 
-    @pytest.mark.parametrize("name", ["strategy", "seed", "verification", "assistant_model"])
+    @pytest.mark.parametrize("name", ["strategy", "seed", "verification", "assistant_model", "heads", "lossless"])
     def test_model_arguments_among_gen_kwargs(self, models: dict[str, str], name: str) -> None:
         with pytest.raises(ArgumentError, match=f"{name} cannot be given in gen_kwargs"):
             make(models).generate_until(make_requests(PROMPTS, until=[], **{name: 1}))
