@@ -58,5 +58,7 @@ def read_heads(source: str | PathLike[str], hub_options: Mapping[str, Any]) -> W
 def _settings(place: Place, config: dict[str, Any], own: bool, in_model: bool) -> dict[str, Any]:
     if own:
         return {name: config[name] for name in _OWN_SETTINGS if name in config}
-    base_model = str(place.source) if in_model else config.get("base_model_name_or_path")
+    base_model = config.get("base_model_name_or_path")
+    if in_model:  # the target lies in the same place
+        base_model = Path(place.source).resolve().name if place.is_local else str(place.source)
     return {"base_model": base_model, "tree": place.read_json(TREE)}
