@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,8 +105,10 @@ class FeatureCache:
                 "set a smaller cache_max_gb"
             )
         if not (self.folder / _IDENTITY).exists():
-            text = json.dumps(self._identity, indent=1)
-            replace_file(self.folder / _IDENTITY, lambda path: path.write_text(text, encoding="utf-8"))
+            # All processes that share the work do this.
+            unfinished = self.folder / f".{os.getpid()}.{_IDENTITY}{_UNFINISHED}"
+            unfinished.write_text(json.dumps(self._identity, indent=1), encoding="utf-8")
+            unfinished.replace(self.folder / _IDENTITY)
 
     def drop_rest(self) -> None:
         """Delete files that an earlier, larger bound had room for."""
