@@ -22,7 +22,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogits
 
 import texts
 import zoo
-from hf_specdec import Assisted, DraftContext, Scripted, Tree, generate
+from hf_specdec import Assisted, DraftContext, Medusa, Scripted, Tree, generate
 from hf_specdec import verify as rules
 from hf_specdec.sampling import Children, Sampling
 from hf_specdec.verify import block_verification
@@ -77,6 +77,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tree": {"strategy": Tree(nodes=9, depth=2, branching=3, width=2, min_gain=0.0, min_score=0.0)},
     "scripted": {"strategy": Scripted(look_up)},
     "prompt_lookup": {"strategy": "prompt_lookup"},
+    "medusa": {"strategy": Medusa(heads=zoo.make_heads(models()[0]), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)])},
 }
 
 
@@ -84,7 +85,7 @@ def sample(strategy: str, case: str, **settings: Any) -> tuple[Tensor, float]:
     """RUNS batches of ROWS texts as indices into `exact_law`, and how often a draft was accepted."""
     target, draft = models()
     arguments = dict(STRATEGIES[strategy])
-    if strategy not in ("scripted", "prompt_lookup"):
+    if strategy not in ("scripted", "prompt_lookup", "medusa"):
         arguments["assistant_model"] = draft
     powers = torch.tensor([VOCAB ** (LENGTH - 1 - i) for i in range(LENGTH)])
     indices, accepted, drafted = [], 0, 0
@@ -144,7 +145,7 @@ def test_rejection_sampling(strategy: str, case: str) -> None:
         assert 0.1 < rate < 0.9
 
 
-@pytest.mark.parametrize("strategy", ["assisted", "tree"])
+@pytest.mark.parametrize("strategy", ["assisted", "tree", "medusa"])
 def test_keyed_sampling(strategy: str) -> None:
     observed, _ = sample(strategy, "plain")
 
