@@ -32,8 +32,12 @@ def public_name(path: str) -> str:
 
 def command_line() -> str:
     """The words of this process's call, absolute paths without the folders above them."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["hf-specdec", *words])
+    return shlex.join(["hf-specdec", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def accuracy_table(heads: MedusaHeads) -> Group:

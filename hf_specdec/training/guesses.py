@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def head_losses(
     labels = columns.T.masked_fill(columns.T < 0, IGNORED)
     scales = weights / (labels != IGNORED).sum(1).clamp(min=1)
     loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features, labels, scales, output, *heads.outputs.parameters()
+        features, labels, scales, output, *(matrix.weight for matrix in heads.outputs)
     )
     return loss
 
@@ -125,6 +125,10 @@ def _chunks(features: Tensor, output: Callable[[Tensor], Tensor]) -> Iterator[tu
             yield start, min(start + step, num_positions)
 
 
+def _own_logits(features: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    return torch.stack([nn.functional.linear(one, matrix) for one, matrix in zip(features, matrices, strict=True)])
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The sum of `scales[k] * cross entropy`; the gradient is made in the same pass as the loss."""
 
@@ -135,19 +139,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         scales: Tensor,
         output: Callable[[Tensor], Tensor],
-        *parameters: Tensor,
+        *matrices: Tensor,
     ) -> Tensor:
         total = torch.zeros((), device=features.device)
-        gradients = [torch.zeros_like(tensor) for tensor in (features, *parameters)]
+        gradients = [torch.zeros_like(tensor) for tensor in (features, *matrices)]
+        # Other leaves than the parameters, whose hooks should run once, when the gradient is complete.
+        leaves = [matrix.detach().requires_grad_() for matrix in matrices]
         for start, stop in _chunks(features, output):
             piece = features[:, start:stop].detach().requires_grad_()
             with torch.enable_grad():
-                logits = output(piece).float()
+                logits = output(piece) if not leaves else _own_logits(piece, leaves)
+                logits = logits.float()
                 losses = nn.functional.cross_entropy(
                     logits.flatten(0, 1), labels[:, start:stop].flatten(), ignore_index=IGNORED, reduction="none"
                 )
                 loss = (losses.view(len(scales), -1).sum(1) * scales).sum()
-                pieces = torch.autograd.grad(loss, (piece, *parameters))
+                pieces = torch.autograd.grad(loss, (piece, *leaves))
             total += loss.detach()
             gradients[0][:, start:stop] = pieces[0]
             for gradient, addend in zip(gradients[1:], pieces[1:], strict=True):
@@ -157,5 +164,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        features, *parameters = (gradient * upstream[0] for gradient in ctx.saved_tensors)
-        return features, None, None, None, *parameters
+        features, *matrices = (gradient * upstream[0] for gradient in ctx.saved_tensors)
+        return features, None, None, None, *matrices

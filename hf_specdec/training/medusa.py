@@ -36,6 +36,7 @@ class MedusaTrainer(Trainer):
 
     Args:
         model: the heads, in float32.
+        args: as for Trainer.
         train_dataset: texts with what the target says about them. The target is not changed, trained or saved.
         eval_dataset: held-out texts.
         head_decay: how much less each further head counts in the loss.
@@ -52,6 +53,7 @@ class MedusaTrainer(Trainer):
     def __init__(
         self,
         model: MedusaHeads,
+        args: TrainingArguments,
         *,
         train_dataset: TargetFeatures | None = None,
         eval_dataset: TargetFeatures | None = None,
@@ -73,21 +75,22 @@ class MedusaTrainer(Trainer):
             raise ArgumentError(f"head_decay={head_decay!r} must be above 0 and at most 1")
         model.check(features.target)
         check_width(model, width)
+        if args.n_gpu > 1:
+            raise ArgumentError(
+                f"args: this process sees {args.n_gpu} GPUs and can use one; start one process for each with "
+                "accelerate launch, or name one in CUDA_VISIBLE_DEVICES"
+            )
+        if args.ddp_find_unused_parameters is None:
+            # All are used, own output matrices behind the forward, where DistributedDataParallel would not look.
+            args.ddp_find_unused_parameters = False
         super().__init__(
             model=_Trained(model),
+            args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             compute_metrics=self._metrics,
             **arguments,
         )
-        if self.args.n_gpu > 1:
-            raise ArgumentError(
-                f"this process sees {self.args.n_gpu} GPUs and can use one: start one process for each with "
-                "accelerate launch, or name one in CUDA_VISIBLE_DEVICES"
-            )
-        if self.args.ddp_find_unused_parameters is None:
-            # All are used, own output matrices behind the forward, where DistributedDataParallel would not look.
-            self.args.ddp_find_unused_parameters = False
         self.rank_counts: RankCounts | None = None
         """What the latest evaluation counted."""
         self._output = model.output_of(features.target)

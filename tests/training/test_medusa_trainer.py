@@ -1,4 +1,4 @@
-"""The loss, the gradients, the counts and the orders of MedusaTrainer, against plain loops; and a run that is killed."""
+"""Losses, gradients, counts and orders of MedusaTrainer, against plain loops; and a run that is killed."""
 
 from __future__ import annotations
 
