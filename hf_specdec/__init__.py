@@ -20,6 +20,7 @@ from hf_specdec.drafters import (
     Suffix,
     Tree,
 )
+from hf_specdec.drafts import load_draft, make_draft, save_draft
 from hf_specdec.enable import disable, enable, enabled, generate, is_enabled
 from hf_specdec.errors import (
     ArgumentError,
@@ -87,7 +88,10 @@ __all__ = [
     "generate",
     "hub_folder",
     "is_enabled",
+    "load_draft",
     "load_tree",
+    "make_draft",
     "register_drafter",
+    "save_draft",
     "stock_assisted",
 ]

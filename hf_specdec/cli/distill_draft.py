@@ -47,6 +47,9 @@ def distill_draft(
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
     evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
     depth: Annotated[int, typer.Option(min=1, help="Guesses of the chains that evaluations look at.")] = 5,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Keep what the target says here, instead of in the output until the end.")
+    ] = None,
     cache_max_gb: Annotated[
         float, typer.Option(min=0.0, help="Disk for what the target says; the rest is computed in each epoch.")
     ] = 10.0,
@@ -101,10 +104,8 @@ def distill_draft(
     use_cpu = cpu or not torch.accelerator.is_available()
     arguments = trainer_arguments(folder, settings, len(train), use_cpu)
     main_process = arguments.process_index == 0
-    if main_process:
-        folder.claim()
     target = load_target(model, dtype, arguments.device)
-    features = read_target(target, train, test, folder, settings, cache_max_gb=cache_max_gb)
+    features = read_target(target, train, test, folder, settings, cache_dir=cache_dir, cache_max_gb=cache_max_gb)
     with _progress(main_process) as progress:
         _, metrics = distill(*features, folder, settings, names, arguments, full=full, progress=progress)
     if main_process:

@@ -10,15 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_specdec.errors import DraftModelError
+from hf_specdec.compat import attention_implementation
+from hf_specdec.errors import ArgumentError, DraftModelError
 from hf_specdec.layers import decoder_layers, with_layers
 
 _PROBE_TOKENS = 8
 
 
 def spread_layers(model: PreTrainedModel, count: int) -> tuple[int, ...]:
-    """`count` layers of a model at even distances, the first and the last among them."""
+    """`count` layers of a model at even distances, the first and the last among them.
+
+    Raises:
+        ArgumentError: it has fewer.
+    """
     last = model.config.get_text_config(decoder=True).num_hidden_layers - 1
+    if not 1 <= count <= last + 1:
+        raise ArgumentError(f"a draft of {count} layers cannot be made of a model with {last + 1}")
     return (0,) if count == 1 else tuple(round(index * last / (count - 1)) for index in range(count))
 
 
@@ -69,11 +76,17 @@ def build_cut(
         config=config,
         state_dict=dict(weights),
         dtype=model.dtype,
-        attn_implementation=model.config._attn_implementation,
+        attn_implementation=attention_implementation(model),
+        ignore_mismatched_sizes=True,  # told below
         output_loading_info=True,
     )
     draft: PreTrainedModel = loaded[0]
-    info: dict[str, set[object]] = loaded[1]
+    info: dict[str, set[Any]] = loaded[1]
+    for name, given, wanted in sorted(info.pop("mismatched_keys")):
+        raise DraftModelError(
+            f"{name} has shape {tuple(given)}, but {tuple(wanted)} in this {type(model).__name__}: the draft was made "
+            "for another model"
+        )
     wrong = sorted(str(key) for keys in info.values() for key in keys)
     if wrong:
         raise _inseparable(model, layers, wrong[0])

@@ -142,21 +142,23 @@ def read_target(
     folder: RunFolder,
     settings: DistillSettings,
     *,
-    cache_max_gb: float | None,
+    cache_dir: Path | None = None,
+    cache_max_gb: float | None = None,
 ) -> tuple[TargetFeatures, TargetFeatures]:
-    """Both sets of texts, with a cache in the folder for what the target says.
+    """Both sets of texts, with a cache for what the target says.
 
     Args:
         target: the model.
         train: texts to train on.
         held_out: others.
-        folder: of the run.
+        folder: of the run, which holds the cache if no other place is named, and removes it at its end.
         settings: of the run.
-        cache_max_gb: bound of the cache of each; 0 for none.
+        cache_dir: where the cache is and stays.
+        cache_max_gb: bound of the cache of the texts to train on, and of the others; 0 for no cache.
     """
     found = []
     for name, examples in (("train", train), ("held-out", held_out)):
-        place = folder.path / FEATURES / name if cache_max_gb != 0 else None
+        place = (cache_dir or folder.path / FEATURES) / name if cache_max_gb != 0 else None
         found.append(
             TargetFeatures(
                 target,
@@ -188,7 +190,7 @@ def distill(
     Args:
         train: the texts, with `top_k`.
         held_out: others.
-        folder: claimed by this run.
+        folder: of this run.
         settings: of the run.
         names: for card and log.
         arguments: from `trainer_arguments`.
@@ -200,7 +202,7 @@ def distill(
         The draft, and what the last evaluation measured.
 
     Raises:
-        ArgumentError: a draft vocabulary larger than the target's.
+        ArgumentError: a draft vocabulary larger than the target's, or the folder is in use.
         DraftModelError: these layers cannot be cut out of the target.
     """
     target = train.target
@@ -214,6 +216,8 @@ def distill(
         dtype=torch.float32,
         base_model=names.model,
     )
+    if arguments.process_index == 0:
+        folder.claim()
     clock = RunClock()
     trainer = DistillTrainer(
         draft,
