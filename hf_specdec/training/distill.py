@@ -66,7 +66,7 @@ class DistillTrainer(Trainer):
         self._depth = depth
         self._order = SimilarLengths(
             train_dataset.lengths if train_dataset is not None else [],
-            self.args.train_batch_size * self.args.world_size,
+            self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps,
             self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
         self.add_callback(_NextOrder(self._order))
