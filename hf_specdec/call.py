@@ -171,7 +171,7 @@ class Call:
 
     @property
     def _wanted_states(self) -> bool | int:
-        """Whether forwards return hidden states: of all layers, or (-1) of the last one, which are there anyhow."""
+        """Whether forwards return hidden states: of all layers, or (-1) what the output matrix reads anyhow."""
         if self.recorder.hidden_states is not None:
             return True
         wanted = self.drafter.needs_hidden_states

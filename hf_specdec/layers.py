@@ -1,4 +1,4 @@
-"""Views of a model: the same modules, with some decoder layers left out. The model itself is never touched."""
+"""Views of a model: the same modules, with some left out or listened to. The model itself is never touched."""
 
 from __future__ import annotations
 
@@ -81,6 +81,32 @@ class SplitModel:
         return _as_output(self.hidden_states, tuple_length)
 
 
+class OutputTap:
+    """A model as a view that leaves what its output matrix read.
+
+    `output_hidden_states` would give the same, but transformers then puts hooks on the model's layers for good.
+
+    Attributes:
+        model: the view. Hooks on the model are called as by the model.
+        hidden_states: `[B, n, hidden_size]` of the positions whose logits the latest forward returned.
+
+    Raises:
+        UnsupportedModelError: the model has no output matrix that could be listened to.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        output = model.get_output_embeddings()
+        path = next((name for name, one in model.named_modules() if one is output), None)
+        if path is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no output matrix that heads could listen to")
+        self.hidden_states: Tensor = torch.empty(0)
+        self.model = _with_module(model, path.split("."), _replaced(output, partial(self._listen, output)), True)
+
+    def _listen(self, output: nn.Module, hidden_states: Tensor) -> Any:
+        self.hidden_states = hidden_states
+        return output(hidden_states)
+
+
 def _path(model: PreTrainedModel) -> list[str]:
     """Attribute names from the model to the list of its decoder layers."""
     count: int = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -105,9 +131,14 @@ def _modules_on(model: nn.Module, path: list[str]) -> list[nn.Module]:
 def _view(model: PreTrainedModel, replaced: Mapping[int, nn.Module], keep_hooks: bool = False) -> PreTrainedModel:
     """Shallow copies of the modules on the way to the layers; everything else is shared."""
     path = _path(model)
-    *parents, layers = _modules_on(model, path)
-    twin: nn.Module = _twin(layers)
-    twin._modules.update({str(index): layer for index, layer in replaced.items()})
+    layers: nn.Module = _twin(_modules_on(model, path)[-1])
+    layers._modules.update({str(index): layer for index, layer in replaced.items()})
+    return _with_module(model, path, layers, keep_hooks)
+
+
+def _with_module(model: PreTrainedModel, path: list[str], twin: nn.Module, keep_hooks: bool) -> PreTrainedModel:
+    """A view with another module at a place."""
+    parents = _modules_on(model, path)[:-1]
     for parent, name in zip(reversed(parents), reversed(path), strict=True):
         _check_forward(parent)
         parent_twin = _twin(parent, keep_hooks)
@@ -164,8 +195,8 @@ def _check_forward(module: nn.Module) -> None:
     forward = vars(module).get("forward")
     if forward is not None and _rebound(forward, module, module) is forward:
         raise UnsupportedModelError(
-            f"the forward of this {type(module).__name__} object was replaced by {forward!r}, which would run all "
-            "layers; restore it, or use another strategy"
+            f"the forward of this {type(module).__name__} object was replaced by {forward!r}, which would run the "
+            "model and not a view of it; restore it, or use another strategy"
         )
 
 

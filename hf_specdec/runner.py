@@ -13,6 +13,7 @@ from hf_specdec.cache import CacheView, TreeCache
 from hf_specdec.cache.view import AttentionKinds
 from hf_specdec.compat import attention_implementation, forward_parameters
 from hf_specdec.errors import UnsupportedError, UnsupportedModelError
+from hf_specdec.layers import OutputTap
 
 TREE_ATTENTION = ("eager", "sdpa")
 
@@ -60,6 +61,7 @@ class ModelRunner:
         self.seconds = 0.0
         self._next_positions = next_positions.to(model.device)
         self._last_position = last_position
+        self._tap: OutputTap | None = None
         self._attention = attention_implementation(model)
 
     def prefill(self, tokens: Tensor, num_open: int = 0, **inputs: Any) -> ForwardOutput:
@@ -68,7 +70,8 @@ class ModelRunner:
         Args:
             tokens: the columns, int64 `[B, k]`.
             num_open: how many of the last columns stay in the uncommitted tail.
-            inputs: further arguments of the forward (a 2D `attention_mask`, `position_ids`, `logits_to_keep`, ...).
+            inputs: further arguments of the forward (a 2D `attention_mask`, `position_ids`, `logits_to_keep`, ...);
+                `output_hidden_states=-1` gives what the output matrix reads alone.
         """
         device = self.model.device
         moved = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
@@ -90,7 +93,7 @@ class ModelRunner:
             tokens: int64 `[B, m]`.
             depths: int64 `[B, m]`, distance from the first token after the committed text.
             ancestors: bool `[B, m, tail + m]`, which tail nodes and new nodes each one sees.
-            hidden_states: whether to return the hidden states of all layers; -1: of the last layer alone.
+            hidden_states: whether to return the hidden states of all layers; -1: what the output matrix reads alone.
         """
         inputs = self._inputs(self.view, tokens, depths, ancestors)
         output = self._call(**inputs, **({"output_hidden_states": hidden_states} if hidden_states else {}))
@@ -136,12 +139,18 @@ class ModelRunner:
 
     def _call(self, **inputs: Any) -> ForwardOutput:
         start = time.perf_counter()
-        output = self.model(cache=self.view.cache, use_cache=True, return_dict=True, **inputs)
+        tap = self._output_tap() if inputs.get("output_hidden_states") == -1 else None
+        if tap is not None:
+            del inputs["output_hidden_states"]
+        model = self.model if tap is None else tap.model
+        output = model(cache=self.view.cache, use_cache=True, return_dict=True, **inputs)
         self.seconds += time.perf_counter() - start
-        states = output.hidden_states
-        if states is not None and inputs.get("output_hidden_states") == -1:
-            states = states[-1:]  # most models leave the places of the others empty, some fill them
-        return ForwardOutput(output.logits, states)
+        return ForwardOutput(output.logits, output.hidden_states if tap is None else (tap.hidden_states,))
+
+    def _output_tap(self) -> OutputTap:
+        if self._tap is None:
+            self._tap = OutputTap(self.model)
+        return self._tap
 
 
 def check_runnable(model: PreTrainedModel) -> None:

@@ -257,7 +257,7 @@ def test_a_strategy_without_a_name_is_called_by_its_class(target: PreTrainedMode
 def test_a_factory_that_makes_something_else(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(hf_specdec.registry._factories, "wrong", dict)
 
-    with pytest.raises(ArgumentError, match="strategy must be a name or a Drafter object"):
+    with pytest.raises(ArgumentError, match="strategy must be a name, a Drafter object"):
         generate(target, **texts.inputs(PROMPT), strategy="wrong")
 
 

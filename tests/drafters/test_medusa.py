@@ -228,7 +228,7 @@ def test_rejection_sampling_is_offered_picked_guesses(target: PreTrainedModel, h
     assert {path[0] for path in paths(drafted)} == set(logits[0].topk(3).indices.tolist())
 
 
-def test_forwards_return_the_last_hidden_state_alone(heads: MedusaHeads) -> None:
+def test_the_model_is_asked_for_no_hidden_states(heads: MedusaHeads) -> None:
     target = zoo.make("llama")
     asked: list[Any] = []
     target.register_forward_pre_hook(
@@ -237,10 +237,10 @@ def test_forwards_return_the_last_hidden_state_alone(heads: MedusaHeads) -> None
     run(target, "none", max_new_tokens=4)  # the self-test has run by now
     asked.clear()
     output = run(target, Medusa(heads=heads, node_cost=0))
-    assert asked == [-1] * output.speculation.rounds
-    asked.clear()
-    run(target, Auto(node_cost=0))
-    assert not any(asked)
+    assert asked == [None] * output.speculation.rounds
+    assert output.speculation.accepted > 0
+    # Transformers would put hooks on the layers, and leave them there.
+    assert not any(module._forward_hooks for module in target.modules())
 
 
 def test_hidden_states_of_all_layers_for_the_caller(target: PreTrainedModel, heads: MedusaHeads) -> None:
