@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ class Guess(NamedTuple):
 
 class Source(ABC):
     """Serves one call of `generate`, all its rows."""
+
+    blind: ClassVar[bool] = False
+    """Whether its guesses hang on the depth alone, whatever stands before them on the path."""
 
     @abstractmethod
     def start(self, row: int, text: Sequence[int]) -> Any | None:

@@ -20,6 +20,8 @@ _ROUND_COST = 0.04
 _PACE_MEMORY = 0.9
 _PRIOR_WEIGHT = 6.0  # observations that a prior counts for
 _MAX_WEIGHT = 60.0  # observations that are remembered
+# How much less a blind guess is believed beforehand when sources that see the path guess other tokens alone.
+_SILENCE = 0.5
 
 
 class Acceptance:
@@ -71,11 +73,22 @@ class Pace:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A token that one or more sources guess at a node."""
+    """A token that one or more sources guess at a node.
 
+    Attributes:
+        token: its id.
+        states: where each source stands if it is right; None for those that did not guess it.
+        rate: how likely the token is.
+        guesses: what guesses it, and is told whether it came true.
+        blind, seeing: kinds of the guesses of blind sources, and of all others.
+    """
+
+    token: int
+    states: list[Any | None]
     rate: float = 0.0
     guesses: list[Guess] = field(default_factory=list)
-    states: list[Any | None] = field(default_factory=list)
+    blind: list[Hashable] = field(default_factory=list)
+    seeing: list[Hashable] = field(default_factory=list)
 
 
 @dataclass
@@ -145,11 +158,11 @@ def grow(
     expand(0, 1.0, [source.start(row, text) for source in sources])
     while heap and len(grown.tokens) <= max_nodes:
         negative, _, parent, candidate = heapq.heappop(heap)
-        grown.tokens.append(candidate.guesses[0].token)
+        grown.tokens.append(candidate.token)
         grown.parents.append(parent)
         grown.scores.append(-negative)
         depths.append(depths[parent] + 1)
-        ended = grown.tokens[-1] in end_tokens
+        ended = candidate.token in end_tokens
         expand(len(depths) - 1, -negative, nowhere if ended else candidate.states)
     return grown
 
@@ -162,10 +175,21 @@ def _candidates(
         for guess in source.guesses(state) if state is not None else ():
             candidate = candidates.get(guess.token)
             if candidate is None:
-                candidate = candidates[guess.token] = _Candidate(states=[None] * len(sources))
-            rate = acceptance.rate(guess)
-            if rate > candidate.rate:
-                candidate.rate = rate
+                candidate = candidates[guess.token] = _Candidate(guess.token, [None] * len(sources))
+            candidate.rate = max(candidate.rate, acceptance.rate(guess))
             candidate.guesses.append(guess)
             candidate.states[index] = guess.state
+            (candidate.blind if source.blind else candidate.seeing).append(guess.kind)
+    if any(candidate.seeing for candidate in candidates.values()):
+        _weigh_blind_guesses(candidates, acceptance)
     return candidates
+
+
+def _weigh_blind_guesses(candidates: dict[int, _Candidate], acceptance: Acceptance) -> None:
+    """A blind guess comes true more often if sources that see the path guess it too, so the two count together."""
+    for candidate in candidates.values():
+        if candidate.blind:
+            prior = candidate.rate if candidate.seeing else _SILENCE * candidate.rate
+            joint = Guess(candidate.token, (tuple(candidate.blind), tuple(candidate.seeing)), prior, None)
+            candidate.guesses.append(joint)
+            candidate.rate = acceptance.rate(joint)

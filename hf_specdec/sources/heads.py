@@ -50,6 +50,8 @@ class HeadGuesses(Source):
         tree: its nodes, one tuple of ranks each, parents included; no deeper than there are heads.
     """
 
+    blind = True
+
     def __init__(
         self,
         heads: MedusaHeads,

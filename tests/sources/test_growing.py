@@ -157,3 +157,40 @@ def test_what_is_cut_is_still_learned_from() -> None:
     acceptance = Acceptance()
     row.learn([0], [1], acceptance)
     assert acceptance.rate(Guess(1, ("table", 1, 0.5), 0.5, 1)) > 0.5
+
+
+class Blind(Source):
+    """The same guesses at every place of a depth."""
+
+    blind = True
+
+    def __init__(self, levels: Sequence[dict[int, float]]) -> None:
+        self.levels = levels
+
+    def start(self, row: int, text: Sequence[int]) -> int:
+        return 0
+
+    def guesses(self, state: int) -> list[Guess]:
+        level = self.levels[state] if state < len(self.levels) else {}
+        return [Guess(token, ("blind", state), rate, state + 1) for token, rate in level.items()]
+
+
+def test_a_blind_guess_counts_half_where_others_know_better() -> None:
+    """The table knows what follows 0 and 1, and nothing of what follows 2."""
+    blind = Blind([{1: 0.4, 2: 0.4}, {3: 0.5, 4: 0.5}])
+    row = plant([blind, Table({0: {1: 0.3}, 1: {3: 0.2}})], [0], depth=2)
+    scores = dict(zip(paths(row), row.scores, strict=True))
+    assert scores == pytest.approx({(1,): 0.4, (2,): 0.2, (1, 3): 0.2, (1, 4): 0.1, (2, 3): 0.1, (2, 4): 0.1})
+
+
+def test_blind_guesses_are_measured_together_with_what_others_say() -> None:
+    blind, table = Blind([{3: 0.5, 4: 0.5}]), Table({0: {3: 0.2}})
+    acceptance = Acceptance()
+    for actual in (3, 3, 3, 5):
+        row = grow([blind, table], 0, [0], acceptance, max_nodes=4, max_depth=1, least_score=0.0)
+        row.learn([0], [actual], acceptance)
+    row = grow([blind, table], 0, [0], acceptance, max_nodes=4, max_depth=1, least_score=0.0)
+    # Six observations stand for the prior: half of 0.5 where the table named another token.
+    assert dict(zip(paths(row), row.scores, strict=True)) == pytest.approx({(3,): (3 + 3) / 10, (4,): 1.5 / 10})
+    alone = grow([blind], 0, [0], acceptance, max_nodes=4, max_depth=1, least_score=0.0)
+    assert alone.scores == pytest.approx([(3 + 3) / 14] * 2)  # both are of one kind: three of eight came true
