@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from hf_specdec.atomic import replace_file
 from hf_specdec.drafts.cut import build_cut, check_layers
 from hf_specdec.drafts.distilled import as_dtype, bind, head_prefix, own_tensors, shared_weights
 from hf_specdec.drafts.output import ReducedOutput
@@ -41,8 +41,8 @@ def save_draft(draft: PreTrainedModel, folder: str | os.PathLike[str], *, dtype:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record.to_dict(), indent=2) + "\n"
-    _replace(path / _WEIGHTS, lambda place: save_file(weights, place, metadata={"format": "pt"}))
-    _replace(path / _CONFIG, lambda place: place.write_text(text, encoding="utf-8"))
+    replace_file(path / _WEIGHTS, lambda place: save_file(weights, place, metadata={"format": "pt"}))
+    replace_file(path / _CONFIG, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def load_draft(name: str | os.PathLike[str], target: PreTrainedModel) -> PreTrainedModel:
@@ -104,10 +104,3 @@ def _local_folder(name: str | os.PathLike[str]) -> Path:
     if Path(name).is_dir():
         return Path(name)
     return Path(snapshot_download(str(name), allow_patterns=[_CONFIG, _WEIGHTS]))
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that is there is complete, whenever the writer is killed."""
-    partial = path.with_name(f".{path.name}.partial")
-    write(partial)
-    partial.replace(path)

@@ -24,8 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_specdec.atomic import replace_file
 from hf_specdec.errors import ArgumentError
-from hf_specdec.heads.files import CONFIG, TREE, replace_file
+from hf_specdec.heads.files import CONFIG, TREE
 from hf_specdec.heads.layouts import parse
 from hf_specdec.heads.medusa import MedusaHeads
 from hf_specdec.heads.output import output_weight

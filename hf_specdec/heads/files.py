@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -195,13 +195,3 @@ def _weight_map(index: Any, name: str) -> dict[str, str]:
     if outside := next((shard for shard in weight_map.values() if Path(shard).name != shard), None):
         raise ArgumentError(f"{name} names a shard outside its folder: {outside!r}")
     return weight_map
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place and move it there, so that the place never holds half a file."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        write(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

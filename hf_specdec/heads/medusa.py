@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_specdec.atomic import replace_file
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads.card import MARK, medusa_card
 from hf_specdec.heads.checks import checked_dtype, checked_token_map
 from hf_specdec.heads.choices import Choices, checked_rates, checked_tree
-from hf_specdec.heads.files import CONFIG, replace_file
+from hf_specdec.heads.files import CONFIG
 from hf_specdec.heads.output import output_device, output_sizes, output_weight, shared_output
 from hf_specdec.heads.reading import read_heads
 

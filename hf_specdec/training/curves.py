@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_specdec.heads.files import replace_file
+from hf_specdec.atomic import replace_file
 
 _TRAINED, _HELD_OUT = "#777777", "#b3362c"
 

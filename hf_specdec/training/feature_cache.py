@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hf_specdec.atomic import UNFINISHED, replace_file
 from hf_specdec.errors import ArgumentError
-from hf_specdec.heads.files import replace_file
 
 _LOGGER = logging.getLogger(__name__)
 _IDENTITY = "identity.json"
-_UNFINISHED = ".unfinished"  # as `replace_file` calls them
 _HEADER_BYTES = 1024  # more than a part needs beside its values
 PART_BYTES = 2**26
 
@@ -106,9 +104,8 @@ class FeatureCache:
             )
         if not (self.folder / _IDENTITY).exists():
             # All processes that share the work do this.
-            unfinished = self.folder / f".{os.getpid()}.{_IDENTITY}{_UNFINISHED}"
-            unfinished.write_text(json.dumps(self._identity, indent=1), encoding="utf-8")
-            unfinished.replace(self.folder / _IDENTITY)
+            text = json.dumps(self._identity, indent=1)
+            replace_file(self.folder / _IDENTITY, lambda path: path.write_text(text, encoding="utf-8"))
 
     def drop_rest(self) -> None:
         """Delete files that an earlier, larger bound had room for."""
@@ -175,7 +172,7 @@ class FeatureCache:
         path = self.folder / _IDENTITY
         if not path.exists():
             strange = self.folder.exists() and not self.folder.is_dir()
-            if strange or any(one.suffix != _UNFINISHED for one in self.folder.glob("*")):
+            if strange or any(one.suffix != UNFINISHED for one in self.folder.glob("*")):
                 raise ArgumentError(f"cache_dir: {self.folder} holds something else than cached features")
             return
         try:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.atomic import replace_file
 from hf_specdec.errors import ArgumentError
-from hf_specdec.heads.files import replace_file
 
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"

@@ -295,7 +295,7 @@ class TestCache:
             cached().fill_cache(stop)
         finished = {path: path.stat().st_mtime_ns for path in self.parts(tmp_path)}
         assert finished
-        (tmp_path / "cache" / ".features-00009.safetensors.unfinished").write_bytes(b"half")
+        (tmp_path / "cache" / ".features-00009.safetensors.7.unfinished").write_bytes(b"half")
         before = sum(runs)
         found = cached()
         found.fill_cache()
@@ -305,7 +305,7 @@ class TestCache:
 
     def test_a_kill_before_the_first_file(self, cached: Callable[..., TargetFeatures], tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / ".identity.json.unfinished").write_bytes(b"{")
+        (tmp_path / "cache" / ".identity.json.7.unfinished").write_bytes(b"{")
         cached().fill_cache()
         assert json.loads((tmp_path / "cache" / "identity.json").read_text(encoding="utf-8"))["top_k"] == TOP_K
 
