@@ -44,7 +44,7 @@ The text is that of the base model: heads draft, and the model checks every toke
 {% if accuracy %}
 ## Accuracy
 
-How often a head's guess of each rank was the token that came, on held-out text.
+How often a head's guess of each rank was the token that came, on held-out text. Heads and ranks count from 0.
 
 {{ accuracy }}
 {% endif %}{% for title, text in sections %}
@@ -108,11 +108,11 @@ def _facts(heads: MedusaHeads) -> list[tuple[str, str]]:
 
 def _accuracy(rank_rates: Sequence[Sequence[float]]) -> str:
     num_ranks = min(_RANKS, max(map(len, rank_rates)))
-    header = ("head", *(f"rank {rank}" for rank in range(1, num_ranks + 1)), f"first {num_ranks}")
+    header = ("head", *(f"rank {rank}" for rank in range(num_ranks)), f"first {num_ranks}")
     rows = []
     for index, rates in enumerate(rank_rates):
         first = [f"{rate:.3f}" for rate in rates[:num_ranks]]
-        rows.append((str(index + 1), *first, *[""] * (num_ranks - len(first)), f"{sum(rates[:num_ranks]):.3f}"))
+        rows.append((str(index), *first, *[""] * (num_ranks - len(first)), f"{sum(rates[:num_ranks]):.3f}"))
     return _table(header, rows)
 
 

@@ -113,7 +113,8 @@ class TestCard:
         assert "| guess among | the 4 tokens of `token_map`, of 97 |" in text
         assert "| tree | 3 nodes, 2 deep |" in text
         assert "| tokens per forward that it promises | 1.95 |" in text  # 1 + .5 + .25 + .5 x .4
-        assert "| 1 | 0.500 | 0.250 | 0.750 |" in text
+        assert "| head | rank 0 | rank 1 | first 2 |" in text
+        assert "| 0 | 0.500 | 0.250 | 0.750 |" in text
         assert text.index("## Accuracy") < text.index("## Training data") < text.index("## Speed")
         assert "Words of the **sea**." in text
 
