@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.divergence import Guesser, compare, divergence
-from hf_specdec.training.features import TargetFeatures
-from hf_specdec.training.medusa import SimilarLengths, _NextOrder
+from hf_specdec.training.features import Batch, TargetFeatures
 from hf_specdec.training.student import Student
+from hf_specdec.training.trainer import FeaturesTrainer
 
 _SAME, _DIVERGENCE, _COUNTED, _POSITIONS = range(4)
 
 
-class DistillTrainer(Trainer):
+class DistillTrainer(FeaturesTrainer):
     """Trains a draft to say what its target would say; everything else is the Trainer of transformers.
 
     The loss is the mean of KL(target, draft) over the positions of answers, with the target's distribution cut to its
@@ -28,6 +28,7 @@ class DistillTrainer(Trainer):
 
     Args:
         model: the draft, from `make_draft` with `dtype=torch.float32`; its own parameters are trained in place.
+        args: as for Trainer.
         train_dataset: texts with the target's best scores (`top_k`).
         eval_dataset: held-out texts, as the target writes them without sampling: there the next guess of a chain is
             the draft's guess behind the text.
@@ -39,37 +40,28 @@ class DistillTrainer(Trainer):
         DraftModelError: the draft makes its logits in an unknown way.
     """
 
-    loss_is_scaled_for_ga = False
-
     def __init__(
         self,
         model: PreTrainedModel,
+        args: TrainingArguments,
         *,
         train_dataset: TargetFeatures | None = None,
         eval_dataset: TargetFeatures | None = None,
         depth: int = 5,
         **arguments: Any,
     ) -> None:
-        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            if dataset is not None:
-                _check_features(name, dataset)
+        self.check_datasets(train_dataset, eval_dataset)
         if depth < 1:
             raise ArgumentError(f"depth={depth!r} must be at least 1")
         super().__init__(
             model=Student(model),
+            args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            compute_metrics=self._metrics,
             **arguments,
         )
         self._guesser = Guesser(model)
         self._depth = depth
-        self._order = SimilarLengths(
-            train_dataset.lengths if train_dataset is not None else [],
-            self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps,
-            self.args.seed if self.args.data_seed is None else self.args.data_seed,
-        )
-        self.add_callback(_NextOrder(self._order))
 
     def compute_loss(
         self,
@@ -108,29 +100,20 @@ class DistillTrainer(Trainer):
         draft: PreTrainedModel = self.accelerator.unwrap_model(self.model).draft
         return draft
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of texts of similar lengths, in another order in each epoch."""
-        return self._loader(self.train_dataset, self.args.train_batch_size, self._order)
+    @classmethod
+    def check_dataset(cls, name: str, dataset: Any) -> TargetFeatures:
+        """See `FeaturesTrainer`; the target's best scores must be among the features."""
+        if isinstance(dataset, TargetFeatures) and dataset.top_k:
+            return dataset
+        kind = "TargetFeatures without top_k" if isinstance(dataset, TargetFeatures) else type(dataset).__name__
+        raise ArgumentError(f"{name} must be TargetFeatures with top_k, such as 64, not {kind}")
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Texts in their order."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self._loader(dataset, self.args.eval_batch_size, None)
+    def collator(self, dataset: TargetFeatures) -> Callable[[list[dict[str, Any]]], Batch]:
+        """Texts with the target's best scores."""
+        return dataset.collator()
 
-    def _loader(self, dataset: Any, batch_size: int, sampler: Sampler[int] | None) -> DataLoader[Any]:
-        _check_features("the data set", dataset)
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            sampler=sampler,
-            collate_fn=dataset.collator(),
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
-
-    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+    def metrics_of(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Divergence, agreement, and how often guesses of a chain are right."""
         sums = torch.from_numpy(prediction.predictions).double().sum(0)
         right, tried = torch.from_numpy(prediction.label_ids).double().sum(0).unbind(-1)
         acceptance = (right / tried.clamp(min=1)).tolist()
@@ -165,9 +148,3 @@ def _chains(same: Tensor, rows: Tensor, num_rows: int, depth: int) -> Tensor:
         pairs = torch.stack([(right & inside).float(), inside.float()], -1)
         counts[:, d].index_add_(0, rows[:length], pairs)
     return counts
-
-
-def _check_features(name: str, dataset: Any) -> None:
-    if not isinstance(dataset, TargetFeatures) or not dataset.top_k:
-        kind = "TargetFeatures without top_k" if isinstance(dataset, TargetFeatures) else type(dataset).__name__
-        raise ArgumentError(f"{name} must be TargetFeatures with top_k, such as 64, not {kind}")

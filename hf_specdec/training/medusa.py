@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
-from transformers import (
-    EvalPrediction,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import HeadCollator, head_losses, rank_guesses
 from hf_specdec.training.rank_rates import RankCounts, check_width, count_ranks
+from hf_specdec.training.trainer import FeaturesTrainer
 
-_BATCHES_SORTED_TOGETHER = 50
 
-
-class MedusaTrainer(Trainer):
+class MedusaTrainer(FeaturesTrainer):
     """Trains heads to guess what the target will say; everything else is the Trainer of transformers.
 
     The loss is the sum over heads of `head_decay**i` times the mean cross entropy of head i with the token that comes
@@ -48,8 +38,6 @@ class MedusaTrainer(Trainer):
             data set, or one of another kind.
     """
 
-    loss_is_scaled_for_ga = False
-
     def __init__(
         self,
         model: MedusaHeads,
@@ -63,32 +51,16 @@ class MedusaTrainer(Trainer):
     ) -> None:
         if not isinstance(model, MedusaHeads):
             raise ArgumentError(f"model must be MedusaHeads, not {type(model).__name__}")
-        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            if dataset is not None and not isinstance(dataset, TargetFeatures):
-                raise ArgumentError(f"{name} must be TargetFeatures, not {type(dataset).__name__}")
-        features = train_dataset or eval_dataset
-        if features is None:
-            raise ArgumentError(
-                "train_dataset=None and eval_dataset=None: there is nothing to train or to evaluate on"
-            )
+        features = self.check_datasets(train_dataset, eval_dataset)
         if not 0 < head_decay <= 1:
             raise ArgumentError(f"head_decay={head_decay!r} must be above 0 and at most 1")
         model.check(features.target)
         check_width(model, width)
-        if args.n_gpu > 1:
-            raise ArgumentError(
-                f"args: this process sees {args.n_gpu} GPUs and can use one; start one process for each with "
-                "accelerate launch, or name one in CUDA_VISIBLE_DEVICES"
-            )
-        if args.ddp_find_unused_parameters is None:
-            # All are used, own output matrices behind the forward, where DistributedDataParallel would not look.
-            args.ddp_find_unused_parameters = False
         super().__init__(
             model=_Trained(model),
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            compute_metrics=self._metrics,
             **arguments,
         )
         self.rank_counts: RankCounts | None = None
@@ -96,12 +68,6 @@ class MedusaTrainer(Trainer):
         self._output = model.output_of(features.target)
         self._weights = torch.tensor([head_decay**head for head in range(model.num_heads)], device=self.args.device)
         self._width = width
-        self._order = SimilarLengths(
-            train_dataset.lengths if train_dataset is not None else [],
-            self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps,
-            self.args.seed if self.args.data_seed is None else self.args.data_seed,
-        )
-        self.add_callback(_NextOrder(self._order))
 
     def compute_loss(
         self,
@@ -137,30 +103,12 @@ class MedusaTrainer(Trainer):
         heads: MedusaHeads = self.accelerator.unwrap_model(self.model).heads
         return heads
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of texts of similar lengths, in another order in each epoch."""
-        return self._loader(self.train_dataset, self.args.train_batch_size, self._order)
+    def collator(self, dataset: TargetFeatures) -> HeadCollator:
+        """What heads read, and what they should guess."""
+        return HeadCollator(dataset, self.heads)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Texts in their order."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self._loader(dataset, self.args.eval_batch_size, None)
-
-    def _loader(self, dataset: Any, batch_size: int, sampler: Sampler[int] | None) -> DataLoader[Any]:
-        if not isinstance(dataset, TargetFeatures):
-            raise ArgumentError(f"the data set must be TargetFeatures, not {type(dataset).__name__}")
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            sampler=sampler,
-            collate_fn=HeadCollator(dataset, self.heads),
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
-
-    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+    def metrics_of(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The loss, and how often each head was right."""
         self.rank_counts = counts = RankCounts.of_rows(torch.from_numpy(prediction.predictions))
         sums = torch.from_numpy(prediction.label_ids).double().sum(0)
         losses = sums[:, 0] / sums[:, 1].clamp(min=1)
@@ -179,45 +127,3 @@ class _Trained(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.heads.features(hidden_states)
-
-
-class SimilarLengths(Sampler[int]):
-    """An order in which texts of similar lengths are neighbours: a function of the seed and the epoch alone.
-
-    Args:
-        lengths: of the texts.
-        batch_size: neighbours that are computed together.
-        seed: with `epoch` it fixes the order, so that a run that was stopped goes on with the same.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.lengths, self.epoch = lengths, 0
-        self._batch_size, self._seed = batch_size, seed
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator).tolist()
-        size = self._batch_size * _BATCHES_SORTED_TOGETHER
-        batches: list[list[int]] = []
-        for start in range(0, len(order), size):
-            group = sorted(order[start : start + size], key=self.lengths.__getitem__)
-            batches += [group[i : i + self._batch_size] for i in range(0, len(group), self._batch_size)]
-        # Only the last one may be short: the loader counts off batches of the same size.
-        full = len(batches) - (len(batches[-1]) < self._batch_size) if batches else 0
-        shuffled = [*torch.randperm(full, generator=generator).tolist(), *range(full, len(batches))]
-        return iter([index for batch in shuffled for index in batches[batch]])
-
-
-class _NextOrder(TrainerCallback):
-    """Tells the sampler which epoch begins; the loader does not reach it in all of its wrappings."""
-
-    def __init__(self, order: SimilarLengths) -> None:
-        self._order = order
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **further: Any
-    ) -> None:
-        self._order.epoch = int(state.epoch or 0)

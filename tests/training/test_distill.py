@@ -218,7 +218,10 @@ def test_refusals(model: PreTrainedModel, tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             DistillTrainer(draft, train_dataset=dataset, args=taught.arguments(tmp_path))
+    with pytest.raises(ArgumentError, match="nothing to train"):
+        DistillTrainer(draft, args=taught.arguments(tmp_path))
+    features = taught.make_features(model, 2, top_k=4)
     with pytest.raises(ArgumentError, match="depth=0"):
-        DistillTrainer(draft, depth=0, args=taught.arguments(tmp_path))
+        DistillTrainer(draft, train_dataset=features, depth=0, args=taught.arguments(tmp_path))
     with pytest.raises(ArgumentError, match="no distilled draft"):
-        DistillTrainer(model, args=taught.arguments(tmp_path))
+        DistillTrainer(model, train_dataset=features, args=taught.arguments(tmp_path))

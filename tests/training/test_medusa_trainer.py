@@ -17,7 +17,8 @@ from hf_specdec.heads import MedusaHeads
 from hf_specdec.training import guesses
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
-from hf_specdec.training.medusa import MedusaTrainer, SimilarLengths
+from hf_specdec.training.medusa import MedusaTrainer
+from hf_specdec.training.order import SimilarLengths
 from hf_specdec.training.rank_rates import measure_ranks
 from hf_specdec.training.texts import Example
 from taught import arguments, disturbed, make_features
