@@ -21,6 +21,7 @@ from hf_specdec.training.texts import Example
 
 _LOGGER = logging.getLogger(__name__)
 _FILLING_TOKENS = 4096
+_STATES = "hidden_states"
 
 Batch = dict[str, Tensor]
 
@@ -38,6 +39,7 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         target: the model, in evaluation mode.
         examples: the texts.
         top_k: k, how many of the target's best next tokens come with each position; 0 for none.
+        hidden_states: whether hidden states come with each position; without them there must be a `top_k`.
         cache_dir: folder for computed features; `fill_cache` fills it. One folder serves one model and one list of
             texts. Hidden states in float32 are kept as bfloat16.
         cache_max_gb: bound of the cache, in 10^9 bytes. What does not fit is computed for each batch, every time; the
@@ -58,15 +60,19 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         examples: Sequence[Example],
         *,
         top_k: int = 0,
+        hidden_states: bool = True,
         cache_dir: str | Path | None = None,
         cache_max_gb: float | None = None,
     ) -> None:
         _check(target, examples, top_k)
+        if not hidden_states and not top_k:
+            raise ArgumentError("hidden_states=False needs top_k: there would be no features")
         if cache_max_gb is not None and (cache_dir is None or not cache_max_gb > 0):
             raise ArgumentError(f"cache_max_gb={cache_max_gb!r} must be above 0, and needs cache_dir")
         self.target = target
         self.examples = examples
         self.top_k = top_k
+        self.hidden_states = hidden_states
         self._dtype = target.dtype
         self.lengths = [len(one.input_ids) for one in examples]
         self.num_positions = sum(one.num_learned for one in examples)
@@ -112,7 +118,7 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         - `input_ids`, `attention_mask`: int64 `[B, T]`;
         - `positions`: int64 `[N]`, indices into B * T, row after row;
         - `targets`: int64 `[N, num_targets]`, the tokens behind each position; -100 beyond the end of the text;
-        - `hidden_states`: `[N, H]`, what the target's output matrix reads, in the target's dtype;
+        - with `hidden_states`: `hidden_states` `[N, H]`, what the target's output matrix reads, in the target's dtype;
         - with `top_k`: `top_ids` int32 `[N, k]`, `top_logits` `[N, k]`, `log_normaliser` float32 `[N]`, the target's
           scores for the first of the `targets` (see `target_outputs`).
 
@@ -137,7 +143,8 @@ class TargetFeatures(Dataset[dict[str, Any]]):
 
     def _outputs(self, items: list[dict[str, Any]], texts: PaddedTexts) -> Batch:
         """Features of all items, one behind the other; the target runs for those that bring none."""
-        missing = [one for one in items if "hidden_states" not in one]
+        names = self._names()
+        missing = [one for one in items if names[0] not in one]
         if len(missing) == len(items):
             return self._run(texts)
         pieces = items
@@ -146,13 +153,20 @@ class TargetFeatures(Dataset[dict[str, Any]]):
             counts = [len(one["input_ids"]) - max(one["num_prompt"], 1) for one in missing]
             rows = zip(*(torch.split(value, counts) for value in computed.values()), strict=True)
             found = iter([dict(zip(computed, row, strict=True)) for row in rows])
-            pieces = [one if "hidden_states" in one else next(found) for one in items]
-        joined = {name: torch.cat([one[name] for one in pieces]) for name in _names(self.top_k)}
-        return joined | {"hidden_states": joined["hidden_states"].to(self._dtype)}
+            pieces = [one if names[0] in one else next(found) for one in items]
+        joined = {name: torch.cat([one[name] for one in pieces]) for name in names}
+        if self.hidden_states:
+            joined[_STATES] = joined[_STATES].to(self._dtype)
+        return joined
+
+    def _names(self) -> list[str]:
+        """What there is at each position."""
+        scores = ["top_ids", "top_logits", "log_normaliser"] if self.top_k else []
+        return [_STATES, *scores] if self.hidden_states else scores
 
     def _run(self, texts: PaddedTexts) -> Batch:
         check_process()
-        return target_outputs(self.target, texts, self.top_k)
+        return target_outputs(self.target, texts, self.top_k, self.hidden_states)
 
     def _compute(self, indices: list[int]) -> Batch:
         examples = [self.examples[index] for index in indices]
@@ -161,11 +175,13 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         )
 
     def _open_cache(self, folder: Path, max_gb: float | None) -> FeatureCache:
-        identity = {
+        identity: dict[str, Any] = {
             "model": model_fingerprint(self.target),
             "texts": examples_fingerprint(self.examples),
             "top_k": self.top_k,
         }
+        if not self.hidden_states:
+            identity["hidden_states"] = False
         counts = [one.num_learned for one in self.examples]
         max_bytes = None if max_gb is None else int(max_gb * 1e9)
         cache = FeatureCache(folder, counts, self._layout(), identity, max_bytes, PART_BYTES)
@@ -180,18 +196,16 @@ class TargetFeatures(Dataset[dict[str, Any]]):
 
     def _layout(self) -> Layout:
         """Shapes and formats of one position, as a tiny text shows them."""
-        probe = target_outputs(self.target, PaddedTexts.of([torch.zeros(2, dtype=torch.long)], [1]), self.top_k)
+        probe = self._run(PaddedTexts.of([torch.zeros(2, dtype=torch.long)], [1]))
         layout = {name: (tuple(value.shape[1:]), value.dtype) for name, value in probe.items()}
-        shape, dtype = layout["hidden_states"]
-        return layout | {"hidden_states": (shape, dtype if dtype.itemsize == 2 else torch.bfloat16)}
+        if self.hidden_states:
+            shape, dtype = layout[_STATES]
+            layout[_STATES] = (shape, dtype if dtype.itemsize == 2 else torch.bfloat16)
+        return layout
 
 
 def _padded(items: list[dict[str, Any]]) -> PaddedTexts:
     return PaddedTexts.of([one["input_ids"] for one in items], [one["num_prompt"] for one in items])
-
-
-def _names(top_k: int) -> tuple[str, ...]:
-    return ("hidden_states", "top_ids", "top_logits", "log_normaliser") if top_k else ("hidden_states",)
 
 
 def _check(target: PreTrainedModel, examples: Sequence[Example], top_k: int) -> None:

@@ -66,16 +66,19 @@ def check_process() -> None:
 
 
 @torch.no_grad()
-def target_outputs(target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0) -> dict[str, Tensor]:
+def target_outputs(
+    target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0, hidden_states: bool = True
+) -> dict[str, Tensor]:
     """Run the target once and keep what is read.
 
     Args:
         target: a model in evaluation mode.
         texts: N positions of them are read.
         top_k: k, how many of the best next tokens to keep; 0 for none.
+        hidden_states: whether to keep these.
 
     Returns:
-        On the CPU: `hidden_states` `[N, H]`, behind the final norm, in the target's dtype; with `top_k` also `top_ids`
+        On the CPU: `hidden_states` `[N, H]`, behind the final norm, in the target's dtype; with `top_k` `top_ids`
         int32 `[N, k]`, best first, their `top_logits` `[N, k]` in the target's dtype, and `log_normaliser` float32
         `[N]`, the log-sum-exp of all logits: `exp(top_logits - log_normaliser)` are probabilities.
 
@@ -87,18 +90,20 @@ def target_outputs(target: PreTrainedModel, texts: PaddedTexts, top_k: int = 0) 
     device = target.device
     # Logits cost as much as several layers; only columns that someone reads get them.
     first = int(texts.columns.min()) if top_k else texts.input_ids.shape[1] - 1
-    inputs: dict[str, Any] = {"use_cache": False, "output_hidden_states": True, "return_dict": True}
+    inputs: dict[str, Any] = {"use_cache": False, "output_hidden_states": hidden_states, "return_dict": True}
     if "logits_to_keep" in forward_parameters(target):
         inputs["logits_to_keep"] = texts.input_ids.shape[1] - first
     else:
         first = 0
     output = target(input_ids=texts.input_ids.to(device), attention_mask=texts.attention_mask.to(device), **inputs)
-    states = output.hidden_states[-1]
     # A model in several places ends in another one than it begins.
-    rows, columns = texts.rows.to(states.device), texts.columns.to(states.device)
-    found: dict[str, Tensor] = {"hidden_states": states[rows, columns].to(target.dtype).cpu()}
+    last = output.hidden_states[-1] if hidden_states else output.logits
+    rows, columns = texts.rows.to(last.device), texts.columns.to(last.device)
+    found: dict[str, Tensor] = {}
+    if hidden_states:
+        found["hidden_states"] = last[rows, columns].to(target.dtype).cpu()
     if top_k:
-        found |= _best(output.logits.to(states.device), rows, columns - first, top_k)
+        found |= _best(output.logits.to(last.device), rows, columns - first, top_k)
     return found
 
 

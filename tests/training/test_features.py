@@ -53,10 +53,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     run = features.target_outputs
 
-    def counting(target: PreTrainedModel, texts: Any, top_k: int = 0) -> dict[str, Tensor]:
+    def counting(target: PreTrainedModel, texts: Any, *wanted: Any) -> dict[str, Tensor]:
         if texts.input_ids.shape[1] > 2:  # not the probe
             counted.append(len(texts.input_ids))
-        return run(target, texts, top_k)
+        return run(target, texts, *wanted)
 
     monkeypatch.setattr(features, "target_outputs", counting)
     return counted
@@ -147,6 +147,7 @@ class TestBatches:
             ([Example([1, 97], 0)], {}, "the data hold token 97, and the target's vocabulary has 97"),
             ([Example([1] * 129, 0)], {}, "a text of 129 tokens, and the target takes 128: .* max_length=128"),
             ([Example([1, 2], 0)], {"top_k": 98}, "top_k=98 must be between 0 and the target's 97"),
+            ([Example([1, 2], 0)], {"hidden_states": False}, "hidden_states=False needs top_k"),
             ([Example([1, 2], 0)], {"cache_max_gb": 1}, "cache_max_gb=1 must be above 0, and needs cache_dir"),
             ([Example([1, 2], 0)], {"cache_dir": "x", "cache_max_gb": 0}, "cache_max_gb=0 must be above 0"),
         ],
@@ -204,6 +205,22 @@ class TestCache:
             # Batches of other shapes round otherwise.
             torch.testing.assert_close(batch["hidden_states"], expected["hidden_states"], atol=0.1, rtol=0.05)
             torch.testing.assert_close(batch["log_normaliser"], expected["log_normaliser"], atol=0.1, rtol=0.05)
+
+    def test_scores_alone(
+        self, cached: Callable[..., TargetFeatures], half: PreTrainedModel, examples: list[Example], tmp_path: Path
+    ) -> None:
+        """For drafts, which do not read the target's hidden states: half full, as computed and as kept."""
+        found = cached(hidden_states=False, cache_max_gb=1e-5)
+        found.fill_cache()
+        assert "top_ids" in found[0]
+        assert "top_ids" not in found[29]
+        assert all("hidden_states" not in load_file(path) for path in self.parts(tmp_path))
+        batch, whole = batch_of(found, [0, 29]), batch_of(TargetFeatures(half, examples, top_k=TOP_K), [0, 29])
+        assert whole.keys() - batch.keys() == {"hidden_states"}
+        assert torch.equal(batch["positions"], whole["positions"])
+        torch.testing.assert_close(batch["log_normaliser"], whole["log_normaliser"], atol=0.1, rtol=0.05)
+        with pytest.raises(ArgumentError, match="holds features that differ in: hidden_states;"):
+            cached()
 
     def test_the_target_does_not_run_again(self, cached: Callable[..., TargetFeatures], runs: list[int]) -> None:
         cached().fill_cache()
