@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_specdec.bench import takes_heads
 from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype, build_named_strategy, resolve_device
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafts import load_assistant
@@ -90,7 +89,7 @@ def audit(
             assistant=draft,
             heads=loaded if chosen is None else None,
             settings=settings,
-            names=Names(_name(model), None if assistant is None else _name(assistant), _command_line()),
+            names=Names(public_name(model), None if assistant is None else public_name(assistant), command_line()),
             chat=chat,
             max_prompt_tokens=max_prompt_tokens,
             progress=report,
@@ -142,13 +141,3 @@ def _print_checks(results: AuditResults, output: Path) -> None:
         table.add_row(outcome, Text(check.name), Text(check.detail, style="dim"))
     output_console().print(table)
     message_console().print(Text(f"Report: {output / 'audit.html'}"))
-
-
-def _name(model: str) -> str:
-    """A report should not tell where its files lay."""
-    return Path(model).name if Path(model).is_dir() else model
-
-
-def _command_line() -> str:
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["hf-specdec", *words])

@@ -2,69 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from transformers import AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype
-from hf_specdec.cli.training_words import command_line, load_target, public_name
+from hf_specdec.cli.training_options import (
+    Accumulate,
+    BatchSize,
+    CacheDir,
+    Chat,
+    Cpu,
+    DataName,
+    DraftVocab,
+    Epochs,
+    Evaluations,
+    HeldOut,
+    LearningRate,
+    Limit,
+    MaxLength,
+    ModelName,
+    Seed,
+    Target,
+    Texts,
+    TrainingDtype,
+)
+from hf_specdec.cli.training_progress import TrainingBars
+from hf_specdec.cli.training_words import load_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 @command
 def distill_draft(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the target.")],
-    data: Annotated[str, typer.Option(help="File, folder or hub id of texts, best from `hf-specdec make-data`.")],
+    model: Target,
+    data: Texts,
     output: Annotated[Path, typer.Option(help="New folder of the draft; a run that was stopped goes on from there.")],
     layers: Annotated[
         str | None, typer.Option(help="The target's layers that it is made of, such as 0,15,29; even if not given.")
     ] = None,
     num_layers: Annotated[int, typer.Option(min=1, help="How many layers, if --layers does not say which.")] = 3,
-    draft_vocab: Annotated[
-        int | None, typer.Option(min=1, help="Guess only so many tokens, the most frequent ones; all if not given.")
-    ] = None,
+    draft_vocab: DraftVocab = None,
     own_output: Annotated[
         bool, typer.Option("--own-output", help="Train and store its rows of the output matrix, too.")
     ] = False,
     top_k: Annotated[int, typer.Option(min=1, help="Learn so many of the target's best tokens.")] = 64,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time, in each process.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one step.")] = 1,
-    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 5e-4,
-    held_out: Annotated[float, typer.Option(help="Share of the texts to measure on.")] = 0.05,
-    max_length: Annotated[int, typer.Option(min=2, help="Longer texts lose their end.")] = 1024,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
-    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
-    evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
+    epochs: Epochs = 1.0,
+    batch_size: BatchSize = 8,
+    accumulate: Accumulate = 1,
+    learning_rate: LearningRate = 5e-4,
+    held_out: HeldOut = 0.05,
+    max_length: MaxLength = 1024,
+    limit: Limit = None,
+    chat: Chat = None,
+    evaluations: Evaluations = 10,
     depth: Annotated[int, typer.Option(min=1, help="Guesses of the chains that evaluations look at.")] = 5,
-    cache_dir: Annotated[
-        Path | None, typer.Option(help="Keep what the target says here, instead of in the output until the end.")
-    ] = None,
+    cache_dir: CacheDir = None,
     cache_max_gb: Annotated[
         float, typer.Option(min=0.0, help="Disk for what the target says; the rest is computed in each epoch.")
     ] = 10.0,
     full: Annotated[
         bool, typer.Option("--full", help="Also write a model with embeddings, for programs without hf_specdec.")
     ] = False,
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")] = Dtype.bfloat16,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is an accelerator.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    model_name: Annotated[
-        str | None, typer.Option(help="What the card calls the target; by default as in --model.")
-    ] = None,
-    data_name: Annotated[
-        str | None, typer.Option(help="What the card calls the data; by default as in --data.")
-    ] = None,
+    dtype: TrainingDtype = Dtype.bfloat16,
+    cpu: Cpu = False,
+    seed: Seed = 0,
+    model_name: ModelName = None,
+    data_name: DataName = None,
 ) -> None:
     """Train a few of a model's layers to guess what the whole model says; the model itself is not changed.
 
@@ -74,12 +85,12 @@ def distill_draft(
 
     from hf_specdec.training.distill_run import (
         DistillSettings,
+        RunNames,
         distill,
         prepare_run,
         read_target,
         trainer_arguments,
     )
-    from hf_specdec.training.medusa_run import RunNames
     from hf_specdec.training.texts import read_examples, split_examples
 
     settings = DistillSettings(
@@ -102,12 +113,14 @@ def distill_draft(
     train, test = split_examples(examples, held_out, seed)
     folder = prepare_run(output, train, test, settings, names)
     use_cpu = cpu or not torch.accelerator.is_available()
-    arguments = trainer_arguments(folder, settings, len(train), use_cpu)
+    arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
     main_process = arguments.process_index == 0
     target = load_target(model, dtype, arguments.device)
     features = read_target(target, train, test, folder, settings, cache_dir=cache_dir, cache_max_gb=cache_max_gb)
-    with _progress(main_process) as progress:
-        _, metrics = distill(*features, folder, settings, names, arguments, full=full, progress=progress)
+    with TrainingBars("Target reads", main_process) as bars:
+        _, metrics = distill(
+            *features, folder, settings, names, arguments, full=full, callbacks=[bars], progress=bars.count_texts
+        )
     if main_process:
         _print_metrics(metrics)
         message_console().print(Text(f"Draft: {output}"))
@@ -120,29 +133,6 @@ def _parse_layers(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"{text!r} is not a list of numbers such as 0,15,29", param_hint="--layers"
         ) from error
-
-
-@contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars for what the target reads; they are finished before the Trainer draws its own."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=message_console(), disable=not shown)
-    tasks: dict[str, TaskID] = {}
-
-    def report(stage: str, done: int, total: int) -> None:
-        if not tasks:
-            bars.start()
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(f"The target reads the {stage} texts", total=total)
-        bars.update(tasks[stage], completed=done)
-        if bars.finished:
-            bars.refresh()
-            bars.stop()
-
-    try:
-        yield report
-    finally:
-        bars.stop()
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:

@@ -10,50 +10,62 @@ from rich.text import Text
 from transformers import AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console, output_console
+from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype
+from hf_specdec.cli.training_options import (
+    Accumulate,
+    BatchSize,
+    CacheDir,
+    Chat,
+    Cpu,
+    DataName,
+    DraftVocab,
+    Epochs,
+    Evaluations,
+    HeldOut,
+    LearningRate,
+    Limit,
+    MaxLength,
+    ModelName,
+    Seed,
+    Target,
+    Texts,
+    TrainingDtype,
+)
 from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.cli.training_words import accuracy_table, command_line, load_target, public_name
+from hf_specdec.cli.training_words import accuracy_table, load_target
 
 
 @command
 def train_medusa(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the target.")],
-    data: Annotated[str, typer.Option(help="File, folder or hub id of texts, best from `hf-specdec make-data`.")],
+    model: Target,
+    data: Texts,
     output: Annotated[Path, typer.Option(help="New folder of the heads; a run that was stopped goes on from there.")],
     heads: Annotated[int, typer.Option(min=1, help="Heads: how many tokens ahead they guess.")] = 4,
     layers: Annotated[int, typer.Option(min=1, help="Residual blocks of each head.")] = 1,
     own_output: Annotated[
         bool, typer.Option("--own-output", help="Train an output matrix for each head instead of using the target's.")
     ] = False,
-    draft_vocab: Annotated[
-        int | None, typer.Option(min=1, help="Guess only so many tokens, the most frequent ones; all if not given.")
-    ] = None,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time, in each process.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one step.")] = 1,
-    learning_rate: Annotated[float, typer.Option(help="At its highest.")] = 1e-3,
+    draft_vocab: DraftVocab = None,
+    epochs: Epochs = 1.0,
+    batch_size: BatchSize = 8,
+    accumulate: Accumulate = 1,
+    learning_rate: LearningRate = 1e-3,
     head_decay: Annotated[float, typer.Option(help="Each further head counts so much less in the loss.")] = 0.8,
-    held_out: Annotated[float, typer.Option(help="Share of the texts to measure on.")] = 0.05,
-    max_length: Annotated[int, typer.Option(min=2, help="Longer texts lose their end.")] = 1024,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
-    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
-    evaluations: Annotated[int, typer.Option(min=1, help="Evaluations and checkpoints on the way.")] = 10,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where to keep what the target says about the texts; in the output folder until the end."),
-    ] = None,
+    held_out: HeldOut = 0.05,
+    max_length: MaxLength = 1024,
+    limit: Limit = None,
+    chat: Chat = None,
+    evaluations: Evaluations = 10,
+    cache_dir: CacheDir = None,
     cache_gb: Annotated[float, typer.Option(min=0.0, help="Bound of that, in GB; 0 keeps nothing.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the tree that is stored with the heads.")] = 24,
     width: Annotated[int, typer.Option(min=1, help="Guesses of a head that are told apart.")] = 10,
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")] = Dtype.bfloat16,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is an accelerator.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    model_name: Annotated[
-        str | None, typer.Option(help="What the card calls the target; by default as in --model.")
-    ] = None,
-    data_name: Annotated[
-        str | None, typer.Option(help="What the card calls the data; by default as in --data.")
-    ] = None,
+    dtype: TrainingDtype = Dtype.bfloat16,
+    cpu: Cpu = False,
+    seed: Seed = 0,
+    model_name: ModelName = None,
+    data_name: DataName = None,
 ) -> None:
     """Train Medusa heads that guess what a model will say; the model itself is not changed.
 
@@ -93,8 +105,6 @@ def train_medusa(
     folder = prepare_run(output, train, test, settings, names)
     use_cpu = cpu or not torch.accelerator.is_available()
     arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
-    if arguments.process_index == 0:
-        folder.claim()
     target = load_target(model, dtype, arguments.device)
     features = open_features(
         target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None

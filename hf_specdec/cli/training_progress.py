@@ -20,6 +20,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_specdec.cli.console import message_console
 
+# What evaluations of the two Trainers log.
+_MEASURED = {"eval_loss": "loss", "eval_kl": "divergence"}
+_RATES = ("_top1", "_acceptance_")
+
 
 class TrainingBars(TrainerCallback):
     """A callback of the Trainer, and a context in which its bars are shown.
@@ -73,10 +77,13 @@ class TrainingBars(TrainerCallback):
         logs = logs or {}
         if "loss" in logs:
             self._update("Training", state.global_step, state.max_steps, f"loss {logs['loss']:.3f}")
-        if "eval_loss" in logs and self._shown:
-            best = [f"{value:.3f}" for name, value in logs.items() if name.startswith("eval_") and "top1" in name]
-            line = f"step {state.global_step} of {state.max_steps}: held-out loss {logs['eval_loss']:.3f}"
-            self._bars.console.print(Text(line + (f", best guess right {' '.join(best)}" if best else "")))
+        measured = next((name for name in _MEASURED if name in logs), None)
+        if measured is not None and self._shown:
+            rates = [f"{logs[name]:.3f}" for name in logs if any(part in name for part in _RATES)]
+            line = (
+                f"step {state.global_step} of {state.max_steps}: held-out {_MEASURED[measured]} {logs[measured]:.3f}"
+            )
+            self._bars.console.print(Text(line + (f", guesses right {' '.join(rates)}" if rates else "")))
 
     def _update(self, name: str, done: int, total: int, note: str | None = None) -> None:
         if name not in self._tasks:

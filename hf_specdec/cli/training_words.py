@@ -1,10 +1,6 @@
-"""What the training commands share: loading the target, names that may be published, and the table of accuracies."""
+"""What the training commands share: loading the target, and the table of accuracies."""
 
 from __future__ import annotations
-
-import shlex
-import sys
-from pathlib import Path
 
 import torch
 from rich.console import Group
@@ -23,21 +19,6 @@ def load_target(name: str, dtype: Dtype, place: torch.device) -> PreTrainedModel
     model.to(place)  # type: ignore[arg-type]
     model.eval()
     return model
-
-
-def public_name(path: str) -> str:
-    """A name without the folders above it: a card should not tell where files lay."""
-    return Path(path).resolve().name if Path(path).exists() else path
-
-
-def command_line() -> str:
-    """The words of this process's call, absolute paths without the folders above them."""
-    return shlex.join(["hf-specdec", *map(_without_folders, sys.argv[1:])])
-
-
-def _without_folders(word: str) -> str:
-    option, equals, value = word.rpartition("=")
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def accuracy_table(heads: MedusaHeads) -> Group:

@@ -10,16 +10,18 @@ from rich.text import Text
 from transformers import AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console, output_console, print_json
+from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype, resolve_device
+from hf_specdec.cli.training_options import Chat, DataName, Limit, MaxLength, Target
 from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.cli.training_words import accuracy_table, command_line, load_target, public_name
+from hf_specdec.cli.training_words import accuracy_table, load_target
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads, best_tree, expected_tokens
 
 
 @command
 def tune_tree(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the target.")],
+    model: Target,
     heads: Annotated[str, typer.Option(help="Folder or hub id of the heads.")],
     data: Annotated[str, typer.Option(help="Texts that the heads were not trained on, as for train-medusa.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the tree.")] = 24,
@@ -28,14 +30,12 @@ def tune_tree(
         Path | None, typer.Option(help="New folder for the heads with the tree; by default it joins them in theirs.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 8,
-    max_length: Annotated[int, typer.Option(min=2, help="Longer texts lose their end.")] = 1024,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
-    chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
+    max_length: MaxLength = 1024,
+    limit: Limit = None,
+    chat: Chat = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of target and heads.")] = Dtype.bfloat16,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first accelerator if any.")] = None,
-    data_name: Annotated[
-        str | None, typer.Option(help="What the card calls the data; by default as in --data.")
-    ] = None,
+    data_name: DataName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how often each guess of Medusa heads comes true, and store it with the tree that is best for it.

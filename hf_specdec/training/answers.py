@@ -19,6 +19,7 @@ from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.enable import generate
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.answer_file import AnswerFile
+from hf_specdec.training.checks import require_whole
 from hf_specdec.training.fingerprints import model_fingerprint
 from hf_specdec.training.records import Record, read_records
 from hf_specdec.training.texts import encode_chat, prompt_messages, uses_chat
@@ -50,7 +51,7 @@ class AnswerSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_whole("max_new_tokens", self.max_new_tokens)
+        require_whole(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature < float("inf"):
             raise ArgumentError(f"temperature={self.temperature!r} must be a number, 0 or above")
 
@@ -142,7 +143,7 @@ def make_answers(
         ArgumentError: data that hold no prompts, or a file made from another model, other settings or other prompts.
     """
     settings = AnswerSettings() if settings is None else settings
-    _require_whole("batch_size", batch_size)
+    require_whole(batch_size=batch_size)
     if strategy is None:
         strategy = "auto" if batch_size <= _SPECULATING_ROWS else "none"
     everything = read_prompts(data, tokenizer, chat=chat, limit=limit)
@@ -184,11 +185,6 @@ def read_prompts(
     return [_prompt(record, index, tokenizer, in_template) for index, record in enumerate(read_records(data, limit))]
 
 
-def _require_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{name}={value!r} must be a whole number of at least 1")
-
-
 def _prompt(record: Record, index: int, tokenizer: PreTrainedTokenizerBase, in_template: bool) -> Prompt:
     content, column = prompt_messages(record), "prompt" if record.get("prompt") is not None else "messages"
     if content is None and record.get("text") is not None:
@@ -210,7 +206,7 @@ def _prompt(record: Record, index: int, tokenizer: PreTrainedTokenizerBase, in_t
 
 def _room(model: PreTrainedModel, settings: AnswerSettings, max_prompt_tokens: int | None) -> int:
     if max_prompt_tokens is not None:
-        _require_whole("max_prompt_tokens", max_prompt_tokens)
+        require_whole(max_prompt_tokens=max_prompt_tokens)
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if positions is None:
         return 2**62 if max_prompt_tokens is None else max_prompt_tokens

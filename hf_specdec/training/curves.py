@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from hf_specdec.atomic import replace_file
 
-_TRAINED, _HELD_OUT = "#777777", "#b3362c"
+TRAINED, HELD_OUT = "#777777", "#b3362c"
 
 
 def write_log(path: Path, history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
@@ -33,13 +33,13 @@ def draw_head_curves(path: Path, history: Sequence[Mapping[str, Any]], num_heads
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
         losses, accuracies = figure.subplots(1, 2)
-        _line(losses, history, "loss", "training", color=_TRAINED, linewidth=0.8)
-        _line(losses, history, "eval_loss", "held out", color=_HELD_OUT, marker=".")
+        plot_line(losses, history, "loss", "training", color=TRAINED, linewidth=0.8)
+        plot_line(losses, history, "eval_loss", "held out", color=HELD_OUT, marker=".")
         losses.set_ylabel("loss, summed over heads")
         for head in range(num_heads):
             style: dict[str, Any] = {"color": f"C{head % 10}", "marker": "."}
-            _line(accuracies, history, f"eval_head{head}_top1", f"head {head}", **style)
-            _line(accuracies, history, f"eval_head{head}_top5", None, linestyle=":", **style)
+            plot_line(accuracies, history, f"eval_head{head}_top1", f"head {head}", **style)
+            plot_line(accuracies, history, f"eval_head{head}_top5", None, linestyle=":", **style)
         accuracies.set_ylim(0, 1)
         accuracies.set_ylabel("held-out accuracy: best guess, dotted: best five")
         save_figure(path, figure, (losses, accuracies))
@@ -57,7 +57,8 @@ def save_figure(path: Path, figure: Figure, all_axes: Sequence[Axes]) -> None:
     replace_file(path, lambda place: figure.savefig(place, format="png", dpi=110, metadata={"Software": None}))
 
 
-def _line(axes: Axes, history: Sequence[Mapping[str, Any]], name: str, label: str | None, **style: Any) -> None:
+def plot_line(axes: Axes, history: Sequence[Mapping[str, Any]], name: str, label: str | None, **style: Any) -> None:
+    """Draw what the log says under a name against the step; nothing if it never does."""
     points = [(record["step"], record[name]) for record in history if name in record]
     if points:
         axes.plot(*zip(*points, strict=True), label=label, **style)

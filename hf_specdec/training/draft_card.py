@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCard, ModelCardData
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_specdec.bench.provenance import device_name, package_versions, usable_cores
-from hf_specdec.training.curves import save_figure
+from hf_specdec.training.curves import HELD_OUT, TRAINED, plot_line, save_figure
+from hf_specdec.training.facts import counted_texts, how_it_went
 
 _TEMPLATE = """---
 {{ card_data }}
@@ -64,7 +64,6 @@ def draft_card(facts: Mapping[str, Any], metrics: Mapping[str, float], curves: s
         curves, log: names of the files beside the card.
         repo: what to load the draft from.
     """
-    settings = facts["settings"]
     base_model = facts["model"] if "/" in facts["model"] else None
     layers = ", ".join(map(str, facts["layers"]))
     vocabulary = facts["draft_vocab_size"]
@@ -86,16 +85,12 @@ def draft_card(facts: Mapping[str, Any], metrics: Mapping[str, float], curves: s
             + ", which are not stored here."
         ),
         data=facts["data"],
-        texts=(
-            f"{facts['texts']['training']:,} texts with {facts['positions']['training']:,} learned tokens, and "
-            f"{facts['texts']['held out']:,} texts with {facts['positions']['held out']:,} held out"
-        ),
+        texts=counted_texts(facts),
         command=facts["command"],
-        how=(
-            f"{facts['steps']:,} steps in {_duration(facts['seconds'])} with {facts['processes']} "
-            f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of "
-            f"{device_name(facts['device'])}; AdamW, learning rate {settings['learning_rate']:g} falling as a cosine, "
-            f"the target's {settings['top_k']} best tokens at each position. {_versions()}."
+        how=how_it_went(
+            facts,
+            torch.device(facts["device"]),
+            f"the target's {facts['settings']['top_k']} best tokens at each position",
         ),
         curves=curves,
         log=log,
@@ -114,14 +109,14 @@ def draw_draft_curves(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(9.0, 3.2), layout="constrained")
         divergences, agreements, acceptances = figure.subplots(1, 3)
-        _line(divergences, history, "loss", "training", color="#777777", linewidth=0.8)
-        _line(divergences, history, "eval_kl", "held out", color="#b3362c", marker=".")
+        plot_line(divergences, history, "loss", "training", color=TRAINED, linewidth=0.8)
+        plot_line(divergences, history, "eval_kl", "held out", color=HELD_OUT, marker=".")
         divergences.set_ylabel("KL(target, draft)")
-        _line(agreements, history, "eval_agreement", None, color="#b3362c", marker=".")
+        plot_line(agreements, history, "eval_agreement", None, color=HELD_OUT, marker=".")
         agreements.set_ylabel("held out: same best token")
         agreements.set_ylim(0, 1)
         rates = acceptance_rates([record for record in history if "eval_kl" in record][-1])
-        acceptances.plot(range(1, len(rates) + 1), rates, color="#b3362c", marker=".")
+        acceptances.plot(range(1, len(rates) + 1), rates, color=HELD_OUT, marker=".")
         acceptances.set_ylim(0, 1)
         acceptances.set_xticks(range(1, len(rates) + 1))
         acceptances.set_ylabel("held out: all guesses right")
@@ -136,12 +131,6 @@ def acceptance_rates(metrics: Mapping[str, float]) -> list[float]:
     return rates
 
 
-def _line(axes: Axes, history: Sequence[Mapping[str, Any]], name: str, label: str | None, **style: Any) -> None:
-    points = [(record["step"], record[name]) for record in history if name in record]
-    if points:
-        axes.plot(*zip(*points, strict=True), label=label, **style)
-
-
 def _measured(facts: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
     rates = acceptance_rates(metrics)
     header = ["guesses in a row", *map(str, range(1, len(rates) + 1))]
@@ -153,11 +142,3 @@ def _measured(facts: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
         f"{metrics['eval_tokens']:.2f} tokens per forward of the target at temperature 0. The draft's vocabulary "
         f"holds {facts['coverage']:.1%} of the held-out answers' tokens; others count as misses."
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-
-
-def _versions() -> str:
-    return ", ".join(f"{name} {version}" for name, version in package_versions("torch", "transformers").items())

@@ -1,17 +1,23 @@
-"""What a model card tells about a training: data, command, time, versions, curves, accuracies."""
+"""What is known of a training: for its log, and in words for a model card."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from hf_specdec.bench.provenance import device_name, package_versions, usable_cores
+from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.rank_rates import RankCounts
+from hf_specdec.training.runs import RunNames, RunSettings
+from hf_specdec.training.trainer import FeaturesTrainer
+from hf_specdec.training.vocabulary import coverage
 
 
 class RunClock(TrainerCallback, ExportableState):
@@ -39,6 +45,55 @@ class RunClock(TrainerCallback, ExportableState):
         return {"args": {"earlier": self.seconds}, "attributes": {}}
 
 
+def run_facts(
+    trainer: FeaturesTrainer,
+    names: RunNames,
+    settings: RunSettings,
+    train: TargetFeatures,
+    held_out: TargetFeatures,
+    token_map: Tensor | None,
+    clock: RunClock,
+) -> dict[str, Any]:
+    """What a log says besides its history."""
+    return {
+        **dataclasses.asdict(names),
+        "settings": dataclasses.asdict(settings),
+        "texts": {"training": len(train), "held out": len(held_out)},
+        "positions": {"training": train.num_positions, "held out": held_out.num_positions},
+        "coverage": 1.0 if token_map is None else coverage(held_out.examples, token_map),
+        "steps": trainer.state.global_step,
+        "processes": trainer.args.world_size,
+        "seconds": round(clock.seconds, 1),
+    }
+
+
+def counted_texts(facts: Mapping[str, Any]) -> str:
+    """How many texts there were, from `run_facts`."""
+    texts, positions = facts["texts"], facts["positions"]
+    return (
+        f"{texts['training']:,} texts with {positions['training']:,} learned tokens, and {texts['held out']:,} texts "
+        f"with {positions['held out']:,} held out"
+    )
+
+
+def how_it_went(facts: Mapping[str, Any], device: torch.device, loss: str) -> str:
+    """How the training went, from `run_facts`.
+
+    Args:
+        facts: of the run.
+        device: where the target computed.
+        loss: what was learned, in a few words.
+    """
+    seconds = facts["seconds"]
+    duration = f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    versions = [f"{name} {version}" for name, version in package_versions("torch", "transformers").items()]
+    return (
+        f"{facts['steps']:,} steps in {duration} with {facts['processes']} "
+        f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
+        f"learning rate {facts['settings']['learning_rate']:g} falling as a cosine, {loss}. {', '.join(versions)}."
+    )
+
+
 def training_notes(
     facts: Mapping[str, Any], counts: RankCounts, device: torch.device, curves: str, log: str
 ) -> dict[str, str]:
@@ -50,25 +105,13 @@ def training_notes(
         device: where the target computed.
         curves, log: names of the files beside the card.
     """
-    settings = facts["settings"]
+    weights = f"loss weights {facts['settings']['head_decay']:g}^i"
     training = (
-        f"Data: {facts['data']}; {facts['texts']['training']:,} texts with {facts['positions']['training']:,} learned "
-        f"tokens, and {facts['texts']['held out']:,} texts with {facts['positions']['held out']:,} held out.\n\n"
+        f"Data: {facts['data']}; {counted_texts(facts)}.\n\n"
         f"```bash\n{facts['command']}\n```\n\n"
-        f"{facts['steps']:,} steps in {_duration(facts['seconds'])} with {facts['processes']} "
-        f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
-        f"learning rate {settings['learning_rate']:g} falling as a cosine, loss weights {settings['head_decay']:g}^i. "
-        f"{_versions()}.\n\n"
+        f"{how_it_went(facts, device, weights)}\n\n"
         f"Accuracies are of {int(counts.totals[0]):,} positions of held-out answers. The draft vocabulary holds "
         f"{facts['coverage']:.1%} of their tokens; others count as misses.\n\n"
         f"![Loss and accuracy by step]({curves})\n\nEvery number of the run is in [{log}]({log})."
     )
     return {"Training": training}
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-
-
-def _versions() -> str:
-    return ", ".join(f"{name} {version}" for name, version in package_versions("torch", "transformers").items())
