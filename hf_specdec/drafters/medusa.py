@@ -76,7 +76,7 @@ class Medusa(GrownDrafter):
         self.heads.check(target)
 
     def begin(self, context: DraftContext) -> Self:
-        """Place the heads where the target's output is."""
+        """As every `GrownDrafter`; a tree of its own has as many nodes as it has."""
         drafter = super().begin(context)
         if self._choices is not None:
             drafter.nodes = len(self._choices)

@@ -12,6 +12,7 @@ from hf_specdec.drafts.cut import build_cut, cut_model, layers_prefix
 from hf_specdec.drafts.output import ReducedOutput
 from hf_specdec.drafts.record import MODEL_TYPE, DraftRecord
 from hf_specdec.errors import ArgumentError, DraftModelError
+from hf_specdec.heads.checks import checked_token_map
 
 
 def make_draft(
@@ -69,13 +70,13 @@ def bind(draft: PreTrainedModel, record: DraftRecord, token_map: Tensor | None) 
     """
     if token_map is not None:
         head = draft.get_output_embeddings()
-        _check_token_map(token_map, draft.config.vocab_size)
+        rows = checked_token_map(token_map, draft.config.vocab_size)
         if not isinstance(head, nn.Linear):
             raise DraftModelError(
                 f"the head of {type(draft).__name__} is a {type(head).__name__}, of which no rows can be taken; "
                 "draft with all tokens"
             )
-        rows = token_map.to(head.weight.device)
+        rows = rows.to(head.weight.device)
         bias = None if head.bias is None else head.bias.detach()[rows]
         draft.set_output_embeddings(ReducedOutput(head.weight.detach()[rows], bias, rows, draft.config.vocab_size))
         # Nothing may take the small head for the embeddings' twin again.
@@ -137,13 +138,3 @@ def head_prefix(model: PreTrainedModel) -> str:
     """What the names of the head's parameters begin with, such as "lm_head."."""
     head = model.get_output_embeddings()
     return str(next(name for name, module in model.named_modules() if module is head)) + "."
-
-
-def _check_token_map(token_map: Tensor, vocab_size: int) -> None:
-    if token_map.ndim != 1 or not len(token_map) or int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
-        ends = f", from {token_map.min()} to {token_map.max()}" if token_map.numel() else ""
-        raise ArgumentError(
-            f"token_map must be a list of ids from 0 to {vocab_size - 1}, not of shape {tuple(token_map.shape)}{ends}"
-        )
-    if len(set(token_map.tolist())) != len(token_map):
-        raise ArgumentError("token_map names a token twice; pass token_map.unique()")

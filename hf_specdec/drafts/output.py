@@ -28,12 +28,8 @@ class ReducedOutput(nn.Module):
         self.register_buffer("token_map", token_map.to(weight.device), persistent=False)
         self.vocab_size = vocab_size
 
-    def scores(self, hidden_states: Tensor) -> Tensor:
-        """Logits of the D tokens only, `[..., H]` to `[..., D]`."""
-        return nn.functional.linear(hidden_states, self.weight, self.bias)
-
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Logits of all tokens, `[..., H]` to `[..., V]`."""
-        known = self.scores(hidden_states)
+        known = nn.functional.linear(hidden_states, self.weight, self.bias)
         logits = known.new_full((*known.shape[:-1], self.vocab_size), -torch.inf)
         return logits.index_copy_(-1, self.token_map, known)

@@ -1,4 +1,4 @@
-"""Arguments of heads that must be something in particular."""
+"""Arguments of heads and drafts that must be something in particular."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_specdec.errors import ArgumentError
 
 
 def checked_token_map(token_map: Tensor, vocab_size: int) -> Tensor:
-    """The tokens that heads can guess, as int64 on the CPU.
+    """The tokens that can be guessed, as int64 on the CPU.
 
     Raises:
         ArgumentError: it is no list of different tokens of the vocabulary.
