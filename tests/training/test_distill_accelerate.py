@@ -20,7 +20,7 @@ from taught import make_examples, write_answers
 def run(launcher: str, output: Path, model: Path, data: Path, *more: str) -> None:
     command = (
         f"{sys.executable} -m {launcher} hf_specdec.cli distill-draft --layers 0 --draft-vocab 20 --epochs 2 "
-        "--batch-size 2 --held-out 0.12 --evaluations 3 --top-k 8 --dtype float32 --cpu"
+        "--batch-size 2 --held-out 0.12 --evaluations 3 --top-k 8 --own-output --dtype float32 --cpu"
     )
     paths = ["--model", str(model), "--data", str(data), "--output", str(output)]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
