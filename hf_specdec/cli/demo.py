@@ -21,11 +21,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import Drafter, KeyedSampler
-from hf_specdec.bench import ForwardClock, encode_prompt, first_difference, score_gap
+from hf_specdec.bench import ForwardClock, encode_prompt, first_difference, score_gap, takes_heads
 from hf_specdec.cli.console import command, message_console, output_console, print_json
-from hf_specdec.cli.options import Dtype, build_strategy
+from hf_specdec.cli.options import Dtype, build_named_strategy
 from hf_specdec.cli.panels import GrowingPanel, side_by_side
-from hf_specdec.demo_model import DEMO_MODEL_NAME, load_demo_model, make_layer_draft
+from hf_specdec.demo_model import DEMO_MODEL_NAME, load_demo_draft, load_demo_heads, load_demo_model
 
 DEFAULT_PROMPT = """Write this class again and add a method `size` that returns the number of items.
 
@@ -43,8 +43,6 @@ class Stack:
     def peek(self):
         return self.items[-1]
 ```"""
-# Layers of the untrained draft that strategies with a draft model get here: the cheaper a poor draft, the better.
-DRAFT_LAYERS = 2
 _WARM_UP_TOKENS = 4
 
 Generate = Callable[[int, BaseStreamer | None], torch.Tensor]
@@ -81,7 +79,9 @@ def demo(
     prompt: Annotated[
         str, typer.Argument(help="What to say; a class to rewrite if not given.", show_default=False)
     ] = DEFAULT_PROMPT,
-    strategy: Annotated[str, typer.Option(help="Name of the strategy.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="Name of the strategy; with _heads behind it, the strategy with trained heads.")
+    ] = "auto_heads",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; above it, sample.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
@@ -89,10 +89,10 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and no panels.")] = False,
 ) -> None:
     """Show plain and speculative generation of a small embedded model side by side. Needs no network."""
-    drafter = build_strategy(strategy, None)
+    drafter = build_named_strategy(strategy, None, load_demo_heads() if takes_heads(strategy) else None)
     model, tokenizer = load_demo_model(dtype.resolve())
     input_ids = encode_prompt(tokenizer, prompt)
-    draft = make_layer_draft(model, DRAFT_LAYERS) if drafter.needs_draft_model else None
+    draft = load_demo_draft(model) if drafter.needs_draft_model else None
     plain = _plain(model, input_ids, temperature, seed)
     speculative = _speculative(model, input_ids, temperature, seed, drafter, draft)
     # The first calls of a process pay for allocations and thread pools that neither side should be charged with.
@@ -121,12 +121,6 @@ def demo(
         )
         return
     output_console().print(_table(sides, difference, gap))
-    if draft is not None:
-        message_console().print(
-            f"The draft model is the first {DRAFT_LAYERS} layers of the target, untrained: it shows what a poor draft "
-            "costs. A trained draft model gains.",
-            style="dim",
-        )
     if difference is not None and dtype is not Dtype.float32:
         message_console().print(
             f"In {dtype.value} a forward over several tokens rounds differently from one over a single token. Texts "

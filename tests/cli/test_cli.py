@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
-from hf_specdec import __version__, drafter_names
+from hf_specdec import MedusaHeads, __version__, drafter_names
 from hf_specdec.cli import app
 from hf_specdec.cli import demo as demo_module
 from hf_specdec.cli.options import parse_settings
-from hf_specdec.demo_model import DemoModelMissingError
+from hf_specdec.demo_model import DemoModelMissingError, make_layer_draft
 
 PROMPT = "the boat leaves the harbour and then the boat"
 
@@ -33,8 +33,12 @@ def tiny_demo(monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=dtype)
         return model, AutoTokenizer.from_pretrained(tiny_model_folder)
 
+    def heads() -> MedusaHeads:
+        return MedusaHeads.for_target(load(torch.float32)[0])
+
     monkeypatch.setattr(demo_module, "load_demo_model", load)
-    monkeypatch.setattr(demo_module, "DRAFT_LAYERS", 1)
+    monkeypatch.setattr(demo_module, "load_demo_heads", heads)
+    monkeypatch.setattr(demo_module, "load_demo_draft", lambda model: make_layer_draft(model, 1))
 
 
 def stock_tokens(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
@@ -159,7 +163,7 @@ class TestGenerate:
 
 @pytest.mark.usefixtures("tiny_demo")
 class TestDemo:
-    @pytest.mark.parametrize("strategy", ["none", "prompt_lookup", "assisted", "tree", "auto"])
+    @pytest.mark.parametrize("strategy", ["none", "prompt_lookup", "assisted", "tree", "auto", "medusa", "auto_heads"])
     def test_json_compares_both_sides(self, strategy: str) -> None:
         result = invoke(
             "demo", PROMPT, "--strategy", strategy, "--dtype", "float32", "--max-new-tokens", "10", "--json"
@@ -183,7 +187,7 @@ class TestDemo:
     def test_panels_and_table_without_a_terminal(self) -> None:
         result = invoke("demo", PROMPT, "--dtype", "float32", "--max-new-tokens", "10")
         assert result.exit_code == 0, result.output
-        for word in ("plain SmolLM2", "with auto", "tokens per forward", "identical", "ratio"):
+        for word in ("plain SmolLM2", "with auto_heads", "tokens per forward", "identical", "ratio"):
             assert word in result.stdout
 
     def test_a_missing_model_is_one_line_and_status_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
