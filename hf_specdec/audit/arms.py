@@ -16,6 +16,7 @@ from hf_specdec.errors import ArgumentError, SpecDecError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.registry import drafter_names
 from hf_specdec.runner import check_attention
+from hf_specdec.sampling import Seed
 from hf_specdec.speculation import Speculation
 
 KEYED, REJECTION = "keyed", "rejection"
@@ -28,14 +29,21 @@ class Arm:
     Attributes:
         name: its name in the report.
         drafter: its settings.
+        described: all that its texts depend on besides the target, in words.
         assistant: the draft model, for strategies that use one.
     """
 
     name: str
     drafter: Drafter
+    described: str
     assistant: PreTrainedModel | None = None
 
-    def speculation(self, drafter: Drafter, seed: int, verification: str) -> Speculation:
+    @property
+    def key(self) -> str:
+        """A short name for exactly this arm, the same in every process."""
+        return f"{self.name}, {hashlib.sha256(self.described.encode()).hexdigest()[:12]}"
+
+    def speculation(self, drafter: Drafter, seed: Seed, verification: str) -> Speculation:
         """What goes into `custom_generate`; `drafter` is this arm's own or one around it."""
         return Speculation(drafter, assistant_model=self.assistant, seed=seed, verification=verification)
 
@@ -61,10 +69,13 @@ def choose_arms(
     if heads is not None and strategies is not None:
         raise ArgumentError("heads= is for the registered strategies: give each strategy that is named its own heads")
     chosen, skipped = [], {}
-    for name in strategies or _registered(heads):
+    draft = "" if assistant is None else f", draft model {fingerprint(assistant, assistant.generation_config)}"
+    for name in _registered(heads) if strategies is None else strategies:
         try:
             drafter = named_strategy(name, {}, heads) if strategies is None else strategies[name]
-            chosen.append(_arm(name, drafter, model, assistant))
+            _check(name, drafter, model, assistant)
+            described = describe(drafter) + (draft if drafter.needs_draft_model else "")
+            chosen.append(Arm(name, drafter, described, assistant if drafter.needs_draft_model else None))
         except SpecDecError as error:
             if strategies is not None:
                 raise
@@ -90,18 +101,18 @@ def _word(value: object) -> str:
     if isinstance(value, Drafter):
         return describe(value)
     if isinstance(value, MedusaHeads):
-        return f"{type(value).__name__}({_fingerprint(value)})"
+        return f"{type(value).__name__}({fingerprint(value, value.config)})"
     if isinstance(value, Iterable):
         return f"[{', '.join(map(_word, value))}]"
     return type(value).__name__
 
 
-def _fingerprint(heads: MedusaHeads) -> str:
-    """Other weights, another fingerprint."""
-    digest = hashlib.sha256(repr(heads.config).encode())
-    for name, tensor in heads.state_dict().items():
+def fingerprint(module: torch.nn.Module, settings: object) -> str:
+    """Other weights or settings, another fingerprint."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for name, tensor in module.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
 
 
@@ -110,10 +121,9 @@ def _registered(heads: MedusaHeads | None) -> list[str]:
     return names if heads is None else [*names, "auto_heads"]
 
 
-def _arm(name: str, drafter: Drafter, model: PreTrainedModel, assistant: PreTrainedModel | None) -> Arm:
+def _check(name: str, drafter: Drafter, model: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     if drafter.needs_draft_model and assistant is None:
         raise ArgumentError(f"strategy {name!r} drafts with a second model, and none was given")
     check_attention(model, drafter.chains_only, single_row=False)
     drafter.check(model)
     drafter.num_shared_layers(model)
-    return Arm(name, drafter, assistant if drafter.needs_draft_model else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hf_specdec.audit.law import ALL
 from hf_specdec.audit.results import Check, ControlRow, FamilyTest, IdentityRow
 from hf_specdec.audit.settings import AuditSettings
 from hf_specdec.audit.work import STOCK_BATCH
@@ -27,17 +28,24 @@ def identity_checks(rows: Sequence[IdentityRow], settings: AuditSettings, exact:
     return checks
 
 
-def law_checks(tests: Sequence[FamilyTest], settings: AuditSettings) -> list[Check]:
-    """One for the whole family; a family without members proves nothing."""
-    if not settings.sampled:
+SampleName = tuple[str, str, float]
+"""Arm, verification, temperature."""
+
+
+def law_checks(tests: Sequence[FamilyTest], samples: Sequence[SampleName], settings: AuditSettings) -> list[Check]:
+    """One for the whole family; a sample of which no test could judge all tokens proves nothing."""
+    if not samples:
         return []
+    judged = {(test.arm, test.verification, test.temperature) for test in tests if test.stratum == ALL}
+    untested = [sample for sample in samples if sample not in judged]
     refused = [test for test in tests if test.adjusted <= settings.alpha]
     smallest = min((test.outcome.p_value for test in tests), default=1.0)
     detail = f"{len(tests)} tests, smallest p = {smallest:.2g}, Holm at {settings.alpha:g}"
     detail += "".join(
         f"; {test.arm}, {test.verification}, {test.temperature:g}: {test.test}, {test.stratum}" for test in refused
     )
-    return [Check("law of sampled tokens and task metrics", bool(tests) and not refused, detail)]
+    detail += "".join(f"; {arm}, {rule}, {temperature:g}: too few tokens" for arm, rule, temperature in untested)
+    return [Check("law of sampled tokens and task metrics", not refused and not untested, detail)]
 
 
 def control_checks(rows: Sequence[ControlRow]) -> list[Check]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_specdec.audit.arms import Arm
+from hf_specdec.audit.arms import Arm, describe
 from hf_specdec.audit.self_draft import SelfDraft
 from hf_specdec.call import Call, Request, build_call
 from hf_specdec.drafters import Drafter
 from hf_specdec.outputs import SpeculativeOutput
 from hf_specdec.runner import ForwardOutput, ModelRunner
+from hf_specdec.sampling import Seed
 from hf_specdec.speculation import Speculation, decode
 from hf_specdec.tree import DraftTree
 from hf_specdec.verify import Decide, Rejection, Step, Typical, Verifier
@@ -33,7 +34,7 @@ class TamperedSpeculation(Speculation):
         tamper: changes the call in place.
     """
 
-    def __init__(self, strategy: Drafter, tamper: Tamper, seed: int, verification: str) -> None:
+    def __init__(self, strategy: Drafter, tamper: Tamper, seed: Seed, verification: str) -> None:
         super().__init__(strategy, seed=seed, verification=verification)
         self._tamper = tamper
 
@@ -60,7 +61,7 @@ class Control(Arm):
     tamper: Tamper = lambda call: None
     intact: bool = False
 
-    def speculation(self, drafter: Drafter, seed: int, verification: str) -> Speculation:
+    def speculation(self, drafter: Drafter, seed: Seed, verification: str) -> Speculation:
         """The loop with the fault in it."""
         return TamperedSpeculation(drafter, self.tamper, seed, verification)
 
@@ -68,21 +69,25 @@ class Control(Arm):
 def controls() -> list[Control]:
     """All of them; the first two have no fault and show that the others fail because of theirs."""
 
-    def law(name: str, fault: str, rule: type[Verifier], picked: bool = False) -> Control:
-        return Control(name, SelfDraft(picked=picked), fault=fault, check=LAW, tamper=_verify_by(rule))
+    def control(name: str, fault: str, check: str, tamper: Tamper | None = None, picked: bool = False) -> Control:
+        drafter = SelfDraft(picked=picked)
+        described = f"{describe(drafter)}, {fault}"
+        if tamper is None:
+            return Control(name, drafter, described, fault=fault, check=check, intact=True)
+        return Control(name, drafter, described, fault=fault, check=check, tamper=tamper)
 
-    def identity(name: str, fault: str, tamper: Tamper) -> Control:
-        return Control(name, SelfDraft(), fault=fault, check=IDENTITY, tamper=tamper)
+    def law(name: str, fault: str, rule: type[Verifier], picked: bool = False) -> Control:
+        return control(name, fault, LAW, _verify_by(rule), picked)
 
     return [
-        Control("intact, identity", SelfDraft(), fault="nothing", check=IDENTITY, intact=True),
-        Control("intact, law", SelfDraft(), fault="nothing", check=LAW, intact=True),
+        control("intact, identity", "nothing", IDENTITY),
+        control("intact, law", "nothing", LAW),
         law("typical acceptance", "guesses are kept when p is above a threshold", Typical, picked=True),
         law("residual from p", "a refused guess is replaced by a draw from p", _ResidualFromP),
         law("double draw", "a draw that no guess matches is thrown away and drawn again", _Twice, picked=True),
         law("bonus temperature", "the token after the last guess has half the temperature", _Bonus),
-        identity("shifted position", "guesses stand one position too far", _shift_positions),
-        identity("short rollback", "one refused guess stays in the cache", _roll_back_less),
+        control("shifted position", "guesses stand one position too far", IDENTITY, _shift_positions),
+        control("short rollback", "one refused guess stays in the cache", IDENTITY, _roll_back_less),
     ]
 
 

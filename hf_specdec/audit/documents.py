@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,12 @@ class Encoded:
     document: Document
     input_ids: Tensor
 
+    @property
+    def key(self) -> str:
+        """A short name for exactly this document under exactly this tokenizer."""
+        digest = hashlib.sha256(repr((self.document, self.input_ids.tolist())).encode()).hexdigest()
+        return f"{self.document.document_id}, {digest[:12]}"
+
 
 def encode_documents(
     documents: Sequence[Document],
@@ -116,12 +122,13 @@ def encode_documents(
     return encoded
 
 
-def fingerprint(documents: Iterable[Encoded]) -> str:
-    """A short name for exactly these documents under exactly this tokenizer."""
-    digest = hashlib.sha256()
+def mixed(documents: Sequence[Encoded]) -> list[Encoded]:
+    """The tasks spread out, so that the first documents hold each task in the proportion in which all do."""
+    by_task: dict[str, list[Encoded]] = defaultdict(list)
     for one in documents:
-        digest.update(repr((one.document, one.input_ids.tolist())).encode())
-    return digest.hexdigest()[:16]
+        by_task[one.document.task].append(one)
+    places = [((i + 0.5) / len(kept), one) for kept in by_task.values() for i, one in enumerate(kept)]
+    return [one for _, one in sorted(places, key=lambda place: place[0])]
 
 
 def _document(record: dict[str, Any], source: str, number: int) -> Document:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hf_specdec.audit.arms import KEYED, REJECTION, Arm
-from hf_specdec.audit.checks import control_checks, identity_checks, law_checks
+from hf_specdec.audit.arms import REJECTION, Arm
+from hf_specdec.audit.checks import SampleName, control_checks, identity_checks, law_checks
 from hf_specdec.audit.controls import LAW, Control
 from hf_specdec.audit.differences import is_exact
 from hf_specdec.audit.law import ALL
@@ -29,28 +29,18 @@ from hf_specdec.bench import Provenance
 _PIT_POINTS = 200
 
 
-def collect(
-    work: Work,
-    provenance: Provenance,
-    described: dict[str, str],
-    skipped: dict[str, str],
-    control_records: Sequence[tuple[Control, list[dict[str, Any]]]],
-) -> AuditResults:
+def collect(work: Work, provenance: Provenance, skipped: dict[str, str], controls: Sequence[Control]) -> AuditResults:
     """Everything that the journal of a finished run says."""
     settings, exact = work.settings, is_exact(work.model)
-    identity = [
-        _identity_row(work, temperature, name)
-        for temperature in settings.temperatures
-        for name in [STOCK_BATCH, *(arm.name for arm in work.arms)]
-    ]
+    identity = [row for temperature in settings.temperatures for row in _identity_rows(work, temperature)]
     tests, pit = _all_tests(work, exact)
     family = adjust(tests, settings.alpha)
-    control_rows = [_control_row(work, control, records, len(tests)) for control, records in control_records]
+    control_rows = [_control_row(work, control, len(tests)) for control in controls]
     return AuditResults(
         provenance=provenance,
         settings=asdict(settings),
         documents=[one.document.document_id for one in work.documents],
-        strategies=described,
+        strategies={arm.name: arm.described for arm in work.arms},
         skipped=skipped,
         exact=exact,
         identity=identity,
@@ -59,37 +49,50 @@ def collect(
         pit=pit,
         checks=[
             *identity_checks(identity, settings, exact),
-            *law_checks(family, settings),
+            *law_checks(family, _sample_names(work), settings),
             *control_checks(control_rows),
         ],
     )
 
 
-def _identity_row(work: Work, temperature: float, name: str) -> IdentityRow:
-    ids = [one.document.document_id for one in work.documents]
-    records = [work.journal[str(("identity", temperature, document, name))] for document in ids]
-    references = [work.journal[str(("identity", temperature, document, STOCK))] for document in ids]
-    return identity_row(name, temperature, records, references, ids)
+def _identity_rows(work: Work, temperature: float) -> list[IdentityRow]:
+    """Stock in batches, then the arms."""
+    groups = work.groups()
+    found = {STOCK_BATCH: [one for group in groups for one in work.stock_batch_records(temperature, group)]}
+    for arm in work.arms:
+        found[arm.name] = [one for group in groups for one in work.identity_records(temperature, group, arm)]
+    documents = [one for group in groups for one in group]
+    references = [work.reference(temperature, one) for one in documents]
+    ids = [one.document.document_id for one in documents]
+    return [identity_row(name, temperature, records, references, ids) for name, records in found.items()]
+
+
+def _samples(work: Work) -> list[tuple[float, str, Arm | None]]:
+    return [(temperature, *sample) for temperature in work.settings.sampled for sample in work.samples()]
+
+
+def _sample_names(work: Work) -> list[SampleName]:
+    return [(_arm_name(arm), verification, temperature) for temperature, verification, arm in _samples(work)]
+
+
+def _arm_name(arm: Arm | None) -> str:
+    return STOCK if arm is None else arm.name
 
 
 def _all_tests(work: Work, exact: bool) -> tuple[list[FamilyTest], dict[str, list[float]]]:
     """The family, in a fixed order, and the PIT values of every sample as quantiles."""
     tests: list[FamilyTest] = []
     pit: dict[str, list[float]] = {}
-    for temperature in work.settings.sampled:
-        stock = list(work.law_records(temperature, STOCK, None))
-        samples: list[tuple[str, Arm | None]] = [
-            (STOCK, None),
-            *((verification, arm) for verification in (KEYED, REJECTION) for arm in work.arms),
-        ]
-        for verification, arm in samples:
-            records = list(work.law_records(temperature, verification, arm))
-            name = STOCK if arm is None else arm.name
-            law = merged(records)
-            tests += law_tests(name, verification, temperature, law)
-            pit[f"{name}, {verification}, {temperature}"] = _quantiles(law.pit.get(ALL, []))
-            if arm is not None:
-                tests += _sampled_metrics(work, name, verification, temperature, records, stock)
+    for temperature, verification, arm in _samples(work):
+        records = list(work.law_records(temperature, verification, arm))
+        name = _arm_name(arm)
+        law = merged(records)
+        tests += law_tests(name, verification, temperature, law)
+        pit[f"{name}, {verification}, {temperature}"] = _quantiles(law.pit.get(ALL, []))
+        if arm is None:
+            stock = records
+        else:
+            tests += _sampled_metrics(work, name, verification, temperature, records, stock)
     if not exact:
         tests += _rounded_metrics(work)
     return tests, pit
@@ -120,12 +123,9 @@ def _rounded_metrics(work: Work) -> list[FamilyTest]:
         for arm in work.arms:
             pairs = []
             for one in work.documents:
-                mine, stocks = (
-                    work.journal[str(("identity", temperature, one.document.document_id, name))]["right"]
-                    for name in (arm.name, STOCK)
-                )
-                if stocks is not None:
-                    pairs.append((float(mine), float(stocks)))
+                (mine,), stocks = work.identity_records(temperature, [one], arm), work.reference(temperature, one)
+                if stocks["right"] is not None:
+                    pairs.append((float(mine["right"]), float(stocks["right"])))
             seed = work.settings.seed_of("bootstrap", arm.name, temperature)
             test = metric_test(arm.name, "same seed", temperature, "right", pairs, seed)
             tests += [] if test is None else [test]
@@ -137,7 +137,8 @@ def _quantiles(values: Sequence[float]) -> list[float]:
     return [ordered[(2 * i + 1) * len(ordered) // (2 * _PIT_POINTS)] for i in range(_PIT_POINTS)] if ordered else []
 
 
-def _control_row(work: Work, control: Control, records: list[dict[str, Any]], family_size: int) -> ControlRow:
+def _control_row(work: Work, control: Control, family_size: int) -> ControlRow:
+    records = work.control_records(control)
     if control.check != LAW:
         faults = [record for record in records if is_fault(record)]
         tokens = sum(record["tokens"] for record in records)

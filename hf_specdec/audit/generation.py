@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
+from hf_specdec.compat import forward_parameters
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.sampling import KeyedSampler
 
@@ -45,6 +46,17 @@ def inputs_for(model: PreTrainedModel, prompts: Sequence[Tensor]) -> Inputs:
         "input_ids": torch.cat(rows).to(model.device),
         "attention_mask": torch.tensor(mask, device=model.device),
     }
+
+
+@torch.no_grad()
+def read_prompt(model: PreTrainedModel, prompt: Tensor, rows: int) -> DynamicCache:
+    """A cache with all of a prompt `[1, P]` but its last token, for so many rows: the model reads it once."""
+    cache = DynamicCache(config=model.config)
+    if prompt.shape[1] > 1:
+        keep = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
+        model(input_ids=prompt[:, :-1].to(model.device), cache=cache, use_cache=True, **keep)
+        cache.batch_repeat_interleave(rows)
+    return cache
 
 
 def sampling_arguments(temperature: float) -> dict[str, Any]:

@@ -1,21 +1,29 @@
-"""The journal of finished pieces of work: a run that was killed goes on where it stopped."""
+"""The journal of finished pieces of work: a killed run goes on where it stopped, and several processes share one."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from hf_specdec.audit.locks import Locks
 from hf_specdec.errors import ArgumentError
+
+_FILE = "file"
 
 
 class Journal:
     """A file of JSON lines; the first says which audit it belongs to, each further one holds one finished piece.
 
+    Processes that run the same audit may write into one journal at the same time. Each reads what the others wrote
+    when it takes up a job, so work is shared and none is done twice.
+
     Args:
         path: the file; made if it is not there.
-        identity: what makes this audit this audit. A journal of another one is refused.
+        identity: what all pieces depend on. A journal of another audit is refused.
 
     Raises:
         ArgumentError: the file belongs to another audit, or is no journal.
@@ -24,17 +32,21 @@ class Journal:
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self._path = path
         self._records: dict[str, Any] = {}
-        identity = json.loads(json.dumps(identity))
-        lines = self._complete_lines()
-        if not lines:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("", encoding="utf-8")
-            self._append({"audit": identity})
-            return
-        self._check_identity(lines[0], identity)
-        for line in lines[1:]:
-            record = json.loads(line)
-            self._records[record["key"]] = record["value"]
+        self._read_until = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self._locks = Locks(path.with_suffix(".lock"))
+        try:
+            self._open(json.loads(json.dumps(identity)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -47,9 +59,51 @@ class Journal:
 
     def add(self, key: str, value: Any) -> Any:
         """Write a finished piece down, to the disk; returns it as it will be read back."""
-        self._append({"key": key, "value": value})
-        self._records[key] = json.loads(json.dumps(value))
+        with self._locks.hold(_FILE):
+            self._read()
+            self._append({"key": key, "value": value})
+            self._read()
         return self._records[key]
+
+    @contextmanager
+    def claim(self, job: str) -> Iterator[bool]:
+        """Take up a job unless another process is at it; inside, all that others have finished is known.
+
+        A process that dies lets go of its job.
+
+        Args:
+            job: the same name in every process.
+
+        Yields:
+            Whether this process may do it.
+        """
+        with self._locks.attempt(f"job {job}") as mine:
+            if mine:
+                with self._locks.hold(_FILE):
+                    self._read()
+            yield mine
+
+    def close(self) -> None:
+        """Let go of everything; the journal can still be read."""
+        self._locks.close()
+
+    def _open(self, identity: dict[str, Any]) -> None:
+        with self._locks.hold(_FILE):
+            lines = self._new_lines()
+            if lines:
+                self._check_identity(lines[0], identity)
+                self._take(lines[1:])
+            else:
+                self._append({"audit": identity})
+                self._new_lines()
+
+    def _read(self) -> None:
+        self._take(self._new_lines())
+
+    def _take(self, lines: list[str]) -> None:
+        for line in lines:
+            record = json.loads(line)
+            self._records[record["key"]] = record["value"]
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -57,14 +111,15 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def _complete_lines(self) -> list[str]:
-        """What a kill left: a last line without its end was being written, and is cut off."""
-        if not self._path.exists():
-            return []
-        text = self._path.read_bytes()
-        complete = text[: text.rfind(b"\n") + 1]
-        if len(complete) < len(text):
-            self._path.write_bytes(complete)
+    def _new_lines(self) -> list[str]:
+        """What was written since the last time. Whoever holds the file may cut off what a kill left: half a line."""
+        with self._path.open("rb+") as file:
+            file.seek(self._read_until)
+            text = file.read()
+            complete = text[: text.rfind(b"\n") + 1]
+            self._read_until += len(complete)
+            if len(complete) < len(text):
+                file.truncate(self._read_until)
         return complete.decode("utf-8").splitlines()
 
     def _check_identity(self, line: str, identity: dict[str, Any]) -> None:

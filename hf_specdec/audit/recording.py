@@ -31,26 +31,31 @@ class Proposal(NamedTuple):
 
 
 class Notes:
-    """Everything one call of a strategy proposed.
+    """Everything one call of a strategy proposed, for each row of the batch.
 
     Attributes:
-        rows: for each row of the batch, one proposal a generated token.
-        rounds, drafted, accepted: counts as in `SpeculationStats`.
+        proposals: one for each generated token.
+        counts: rounds that the row took part in, drafted and accepted tokens, as in `SpeculationStats`.
     """
 
     def __init__(self) -> None:
-        self.rows: list[list[Proposal]] = []
-        self.rounds = self.drafted = self.accepted = 0
+        self.begin(0)
+
+    def begin(self, batch_size: int) -> None:
+        """Empty pages."""
+        self.proposals: list[list[Proposal]] = [[] for _ in range(batch_size)]
+        self.counts = [{"rounds": 0, "drafted": 0, "accepted": 0} for _ in range(batch_size)]
 
     def add(self, tree: DraftTree, accepted: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
         """One verified round; `starts` are the numbers of tokens that rows had before it."""
-        self.rounds += 1
         for row, path in enumerate(accepted):
             if path:
-                self.drafted += tree.num_drafted[row]
-                self.accepted += len(path) - 1
-                del self.rows[row][starts[row] :]
-                self.rows[row] += [_proposal(tree, row, node, depth) for depth, node in enumerate(path)]
+                counts, proposals = self.counts[row], self.proposals[row]
+                counts["rounds"] += 1
+                counts["drafted"] += tree.num_drafted[row]
+                counts["accepted"] += len(path) - 1
+                del proposals[starts[row] :]
+                proposals += [_proposal(tree, row, node, depth) for depth, node in enumerate(path)]
 
 
 class Recorder(Drafter):
@@ -93,7 +98,7 @@ class Recorder(Drafter):
         recorder._drafter = self._drafter.begin(context)
         recorder._context = context
         recorder._starts = list(context.num_generated)
-        self._notes.rows = [[] for _ in context.texts]
+        self._notes.begin(len(context.texts))
         return recorder
 
     def propose(self, context: DraftContext) -> DraftTree:

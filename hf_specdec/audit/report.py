@@ -6,8 +6,10 @@ import base64
 import html
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from hf_specdec.atomic import replace_file
 from hf_specdec.audit.plots import draw
 from hf_specdec.audit.results import AuditResults
 from hf_specdec.audit.sections import Table, sections, verdict
@@ -27,9 +29,14 @@ img { max-width: 100%; }
 def write_report(results: AuditResults, folder: Path) -> None:
     """Write `audit.json`, `audit.md` and `audit.html` into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "audit.json").write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    (folder / "audit.md").write_text(to_markdown(results), encoding="utf-8")
-    (folder / "audit.html").write_text(to_html(results), encoding="utf-8")
+    texts = {
+        "audit.json": json.dumps(results.to_dict(), indent=1),
+        "audit.md": to_markdown(results),
+        "audit.html": to_html(results),
+    }
+    for name, text in texts.items():
+        # Processes that shared the work all write the report.
+        replace_file(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def to_markdown(results: AuditResults) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.audit.arms import Arm, choose_arms, describe
+from hf_specdec.audit.arms import Arm, choose_arms
 from hf_specdec.audit.controls import LAW, Control, controls
-from hf_specdec.audit.documents import Document, encode_documents, fingerprint
+from hf_specdec.audit.documents import Document, encode_documents
 from hf_specdec.audit.findings import collect
 from hf_specdec.audit.generation import clean_generation_config
+from hf_specdec.audit.jobs import Progress, all_jobs, run_jobs
 from hf_specdec.audit.journal import Journal
 from hf_specdec.audit.results import AuditResults
 from hf_specdec.audit.settings import AuditSettings
-from hf_specdec.audit.work import STOCK, STOCK_BATCH, Progress, Work
+from hf_specdec.audit.work import STOCK, STOCK_BATCH, Work
 from hf_specdec.bench import collect_provenance
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError
@@ -56,11 +57,14 @@ def run_audit(
 ) -> AuditResults:
     """Compare strategies with stock `generate`.
 
+    Processes that run the same audit in the same folder at the same time share its work; each returns all results.
+
     Args:
         model: the target, in the dtype and on the device that are to be audited. Left as it was.
         tokenizer: its tokenizer.
         documents: prompts; see `read_documents`.
-        folder: holds the journal. A run that was interrupted goes on from there.
+        folder: holds the journal. A run that was interrupted goes on from there, and strategies, documents and
+            temperatures that are added later take what is done as done.
         strategies: by name; None: every registered strategy that can run.
         assistant: the draft model of the strategies that use one.
         heads: trained heads of the registered strategies that use some; strategies that are named hold their own.
@@ -82,30 +86,22 @@ def run_audit(
     provenance = collect_provenance(
         model, name=names.model, draft=names.assistant, seed=settings.seed, command=names.command
     )
-    described = {arm.name: describe(arm.drafter) for arm in arms}
-    # What must be the same for two runs to be one. Neither date nor thread count belongs to it.
+    # What all pieces of work depend on. Neither date nor thread count belongs to it.
     identity = {
-        **asdict(settings),
         "model": provenance.model,
-        "assistant": provenance.draft,
         "dtype": provenance.dtype,
         "attention": provenance.attention,
+        "device": provenance.device,
         "versions": provenance.versions,
-        "strategies": described,
-        "documents": fingerprint(encoded),
+        "seed": settings.seed,
+        "max_new_tokens": settings.max_new_tokens,
+        "tie_units": settings.tie_units,
     }
-    journal = Journal(folder / JOURNAL, identity)
-    work = Work(model, tokenizer, encoded, arms, settings, journal, progress)
-    with clean_generation_config(model):
-        work.identity()
-        work.law()
-        known = _applicable(settings)
-        control_records = []
-        for done, control in enumerate(known):
-            progress("negative controls", done, len(known))
-            control_records.append((control, work.run_control(control)))
-        progress("negative controls", len(known), len(known))
-    return collect(work, provenance, described, skipped, control_records)
+    known = _applicable(settings)
+    with Journal(folder / JOURNAL, identity) as journal, clean_generation_config(model):
+        work = Work(model, tokenizer, encoded, arms, settings, journal)
+        run_jobs(all_jobs(work, known), journal, progress)
+        return collect(work, provenance, skipped, known)
 
 
 def _check_names(arms: Sequence[Arm]) -> None:

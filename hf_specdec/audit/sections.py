@@ -95,8 +95,9 @@ def _identity(results: AuditResults) -> Section:
         else f"A difference is a tie if the gap is at most {results.settings['tie_units']:g} units of rounding."
     )
     text = (
-        "Each strategy against stock generate on the same documents, one at a time; above temperature 0 with the "
-        f"same keyed noise. {rule} Tokens behind a document's first difference are not compared. The arm in a batch "
+        "Each strategy against stock generate, which decodes each document alone. At temperature 0 strategies do so "
+        "too; above it they decode 8 documents in a batch, each with the keyed noise that stock had. "
+        f"{rule} Tokens behind a document's first difference are not compared. The arm in a batch "
         "of 8 is stock generate too: its differences are this machine's own noise and fail nothing."
     )
     if len(places) > _MAX_PLACES:

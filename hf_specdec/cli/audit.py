@@ -24,7 +24,7 @@ from hf_specdec.heads import MedusaHeads
 
 if TYPE_CHECKING:
     from hf_specdec.audit import AuditResults
-    from hf_specdec.audit.work import Progress as Report
+    from hf_specdec.audit.jobs import Progress as Report
 
 ALL = "all"
 
@@ -59,6 +59,8 @@ def audit(
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
 ) -> None:
     """Prove that outputs are unchanged: compare strategies with stock generate, and write a report.
+
+    The same command may run several times at once: the processes share the work, and each ends with the report.
 
     Exit status 1 if a check fails. Needs the extra hf_specdec[bench].
     """

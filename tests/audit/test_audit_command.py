@@ -81,7 +81,7 @@ def test_all_strategies_and_several_values_behind_one_option(model_folder: Path,
     assert result.exit_code == 1
     record = json.loads((tmp_path / "all/audit.json").read_text())
     assert record["settings"]["temperatures"] == [0.0, 1.5]
-    assert set(record["skipped"]) == {"assisted", "tree"}
+    assert set(record["skipped"]) == {"assisted", "medusa", "tree"}
     assert {row["temperature"] for row in record["identity"]} == {0.0, 1.5}
     assert not [check for check in record["checks"] if not check["passed"] and "control" not in check["name"]]
 

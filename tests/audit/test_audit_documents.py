@@ -8,7 +8,7 @@ import pytest
 import audits
 from hf_specdec import ArgumentError
 from hf_specdec.audit import AuditSettings, Document, read_all_documents, read_documents
-from hf_specdec.audit.documents import encode_documents, fingerprint
+from hf_specdec.audit.documents import encode_documents, mixed
 from hf_specdec.audit.metrics import is_right
 
 
@@ -73,13 +73,19 @@ def test_long_prompts_keep_their_end() -> None:
     assert audits.TOKENIZER.decode(one.input_ids[0]) == "ef"
 
 
-def test_the_fingerprint_follows_text_and_encoding() -> None:
+def test_the_key_follows_text_and_encoding() -> None:
     document = Document("a", "1", "abc")
-    prints = {
-        fingerprint(encode_documents(documents, audits.TOKENIZER, chat=chat))
-        for documents, chat in (([document], False), ([document], True), ([Document("a", "1", "abd")], False))
+    keys = {
+        encode_documents([one], audits.TOKENIZER, chat=chat)[0].key
+        for one, chat in ((document, False), (document, True), (Document("a", "1", "abd"), False))
     }
-    assert len(prints) == 3
+    assert len(keys) == 3
+
+
+def test_tasks_are_mixed_in_proportion() -> None:
+    documents = [Document("many", f"m{i}", "x") for i in range(6)] + [Document("few", f"f{i}", "x") for i in range(3)]
+    names = [one.document.document_id for one in mixed(encode_documents(documents, audits.TOKENIZER, chat=False))]
+    assert names == ["m0", "f0", "m1", "m2", "f1", "m3", "m4", "f2", "m5"]
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,25 @@ from pathlib import Path
 import pytest
 
 import audits
-from hf_specdec import ArgumentError, NoDraft, PromptLookup
+import zoo
+from hf_specdec import ArgumentError, Assisted, Drafter, NoDraft, PromptLookup
 from hf_specdec.audit.journal import Journal
 from hf_specdec.audit.work import Work
 
 IDENTITY = {"seed": 1, "temperatures": (0.0, 1.0)}
 
 
+def opened(path: Path, identity: dict[str, object] = IDENTITY) -> Journal:
+    """What another process finds; it reads all there is, then lets go."""
+    with Journal(path, identity) as journal:
+        return journal
+
+
 def test_records_come_back(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "journal.jsonl"
-    journal = Journal(path, IDENTITY)
-    assert journal.add("a", {"pair": (1, 2)}) == {"pair": [1, 2]}
-    again = Journal(path, IDENTITY)
+    with Journal(path, IDENTITY) as journal:
+        assert journal.add("a", {"pair": (1, 2)}) == {"pair": [1, 2]}
+    again = opened(path)
     assert len(again) == 1
     assert again["a"] == {"pair": [1, 2]}
     assert "b" not in again
@@ -24,26 +31,43 @@ def test_records_come_back(tmp_path: Path) -> None:
 
 def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path, IDENTITY).add("a", 1)
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"key": "b", "val')
-    journal = Journal(path, IDENTITY)
-    assert "a" in journal
-    assert "b" not in journal
-    journal.add("c", 2)
-    assert Journal(path, IDENTITY)["c"] == 2
+    with Journal(path, IDENTITY) as journal:
+        journal.add("a", 1)
+    path.write_bytes(path.read_bytes() + b'{"key": "b", "val')
+    with Journal(path, IDENTITY) as journal:
+        assert "a" in journal
+        assert "b" not in journal
+        journal.add("c", 2)
+    assert opened(path)["c"] == 2
 
 
 def test_killed_before_the_first_line_was_complete(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"aud')
-    assert len(Journal(path, IDENTITY)) == 0
-    assert len(Journal(path, IDENTITY)) == 0
+    assert len(opened(path)) == 0
+    assert len(opened(path)) == 0
+
+
+def test_what_others_write_meanwhile_is_read(tmp_path: Path) -> None:
+    """And what another one left half written when it was killed is cut off, whoever comes next."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, IDENTITY) as one, Journal(path, IDENTITY) as other:
+        one.add("a", 1)
+        assert "a" not in other
+        with other.claim("some job") as mine:
+            assert mine
+            assert other["a"] == 1
+        with path.open("ab") as file:
+            file.write(b'{"key": "b", ')
+        other.add("c", 3)
+        one.add("d", 4)
+        assert one["c"] == 3
+    assert len(opened(path)) == 3
 
 
 def test_another_audit_is_refused_by_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path, IDENTITY)
+    opened(path)
     with pytest.raises(ArgumentError, match="differs in: dtype, seed"):
         Journal(path, IDENTITY | {"seed": 2, "dtype": "float32"})
 
@@ -55,21 +79,74 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         Journal(path, IDENTITY)
 
 
-def test_a_killed_audit_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of all that is computed."""
+    keys: list[str] = []
+    add = Journal.add
+
+    def noted(self: Journal, key: str, value: object) -> object:
+        keys.append(key)
+        return add(self, key, value)
+
+    monkeypatch.setattr(Journal, "add", noted)
+    return keys
+
+
+def test_what_is_added_later_leaves_the_rest_as_it_is(tmp_path: Path, pieces: list[str]) -> None:
+    """A strategy, a temperature, a document, more tokens: each time only what is new is computed."""
+    model = audits.make()
+    strategies: dict[str, Drafter] = {"none": NoDraft()}
+    changes: dict[str, object] = {
+        "temperatures": (1.0,), "law_tokens": 100, "control_tokens": 100, "max_new_tokens": 8, "rows": 8,
+    }  # fmt: skip
+    documents = audits.DOCUMENTS[:3]
+
+    def new(part: str) -> list[str]:
+        pieces.clear()
+        audits.audit(tmp_path, model, strategies, changes=changes, documents=documents)
+        assert len(set(pieces)) == len(pieces)
+        return [key for key in pieces if part not in key]
+
+    assert new("?")
+    assert new("?") == []
+    strategies["lookup"] = PromptLookup(max_ngram=2)
+    assert new("lookup, ") == []
+    assert pieces
+    strategies["lookup"] = PromptLookup(max_ngram=3)  # of the same name
+    assert new("lookup, ") == []
+    assert pieces
+    changes["temperatures"] = (1.0, 1.5)
+    assert new("1.5") == []
+    assert pieces
+    changes["law_tokens"] = 150
+    assert {key.split(",")[0] for key in new("?")} == {"('law'"}
+    changes["alpha"] = 1e-2
+    assert new("?") == []
+
+
+def test_another_draft_model_is_another_arm(tmp_path: Path, pieces: list[str]) -> None:
+    model = audits.make()
+    changes = {"temperatures": (0.0,), "max_new_tokens": 8}
+    strategies = {"none": NoDraft(), "assisted": Assisted()}
+    for noise in (0.05, 0.1):
+        pieces.clear()
+        draft = zoo.make_draft(model, noise=noise)
+        results = audits.audit(tmp_path, model, strategies, assistant=draft, changes=changes)
+        assert results.strategies["assisted"].startswith("Assisted(")
+        assert "draft model" in results.strategies["assisted"]
+    assert len(pieces) == len(audits.DOCUMENTS)
+    assert all("assisted, " in key for key in pieces)
+
+
+def test_a_killed_audit_goes_on_where_it_stopped(tmp_path: Path, pieces: list[str]) -> None:
     """Killed in every stage; nothing runs twice, and the results are those of a run in one go."""
     model = audits.make()
     strategies = {"none": NoDraft(), "lookup": PromptLookup(max_ngram=2)}
     changes = {"law_tokens": 200, "control_tokens": 200, "max_new_tokens": 8}
     whole = audits.audit(tmp_path / "whole", model, strategies, changes=changes)
 
-    pieces: list[str] = []
-    add = Journal.add
-
-    def noted(self: Journal, key: str, value: object) -> object:
-        pieces.append(key)
-        return add(self, key, value)
-
-    monkeypatch.setattr(Journal, "add", noted)
+    pieces.clear()
     for stage in ("token identity", "law of sampled tokens", "negative controls"):
 
         def kill(now: str, done: int, total: int, stage: str = stage) -> None:

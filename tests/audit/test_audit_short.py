@@ -164,7 +164,7 @@ def test_marks_are_compared_document_by_document(tmp_path: Path) -> None:
 
 def test_strategies_that_cannot_run_are_named_with_the_reason(target: Any) -> None:
     arms, skipped = choose_arms(target, None, None)
-    assert set(skipped) == {"assisted", "tree"}
+    assert set(skipped) == {"assisted", "medusa", "tree"}
     assert "second model" in skipped["tree"]
     assert "none" in [arm.name for arm in arms]
     one_layer = zoo.make("llama", num_hidden_layers=1)

@@ -10,7 +10,16 @@ import pytest
 import torch
 from scipy import stats
 
-from hf_specdec.audit.law import LOG_LIKELIHOOD, LawRecord, law_record, moments, randomised_pit
+from hf_specdec.audit.law import (
+    LOG_LIKELIHOOD,
+    LOG_RATIO,
+    MEMBERSHIP,
+    LawRecord,
+    law_record,
+    moments,
+    randomised_pit,
+)
+from hf_specdec.audit.recording import Proposal
 from hf_specdec.audit.statistics import (
     Outcome,
     Sums,
@@ -42,11 +51,10 @@ class TestMoments:
             assert term.variance == pytest.approx(float((P * excess**2).sum()))
             assert term.third == pytest.approx(float((P * excess**3).sum()))
 
-    def test_tokens_that_cannot_come_count_nothing(self) -> None:
-        """f may be anything where p is 0, infinite too."""
-        f = torch.tensor([1.0, 2.0, 3.0, 4.0, -math.inf], dtype=torch.float64)
-        (term,) = moments(P[None], f[None], torch.tensor([2]))
-        assert all(math.isfinite(value) for value in term)
+    def test_certain_tokens_have_no_moments(self) -> None:
+        certain = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        (term,) = moments(certain, torch.tensor([[-3.0, 7.0]], dtype=torch.float64), torch.tensor([0]))
+        assert term == (1, 0.0, 0.0, pytest.approx(0.0, abs=1e-12))
 
 
 class TestZ:
@@ -94,7 +102,7 @@ class TestZ:
 
 class TestPit:
     def test_the_values_of_all_tokens_fill_the_unit_interval_once(self) -> None:
-        """Each token owns an interval as long as its probability; ties are told apart by the token."""
+        """Each token owns an interval as long as its probability; tokens that are equally probable share theirs."""
         p = torch.tensor([0.25, 0.4, 0.25, 0.1, 0.0], dtype=torch.float64)
         intervals = {}
         for token in range(4):
@@ -102,7 +110,7 @@ class TestPit:
                 p.expand(4000, -1), torch.full((4000,), token), torch.Generator().manual_seed(token)
             )
             intervals[token] = (min(values), max(values))
-        expected = {3: (0.0, 0.1), 0: (0.1, 0.35), 2: (0.35, 0.6), 1: (0.6, 1.0)}
+        expected = {3: (0.0, 0.1), 0: (0.1, 0.6), 2: (0.1, 0.6), 1: (0.6, 1.0)}
         for token, (low, high) in expected.items():
             assert intervals[token] == (pytest.approx(low, abs=2e-3), pytest.approx(high, abs=2e-3))
 
@@ -125,7 +133,7 @@ class TestLaw:
     def record(self, law: torch.Tensor, tokens: int, seed: int) -> LawRecord:
         generator = torch.Generator().manual_seed(seed)
         text = torch.multinomial(law, tokens, replacement=True, generator=generator).tolist()
-        return law_record(P.expand(tokens, -1), text, None, generator)
+        return law_record(P.log().expand(tokens, -1), 1.0, text, None, generator)
 
     def test_right_and_wrong(self) -> None:
         right = self.record(P, 2000, 0)
@@ -138,6 +146,34 @@ class TestLaw:
         one.merge(LawRecord.from_dict(two.to_dict()))
         assert one.tokens == 120
         assert one.sums[LOG_LIKELIHOOD]["all"].tokens == len(one.pit["all"]) == 120
+
+    def test_a_token_that_cannot_come_is_seen(self) -> None:
+        """Once in 2000 tokens; the law gives it no chance at all."""
+        generator = torch.Generator().manual_seed(3)
+        text = torch.multinomial(P, 2000, replacement=True, generator=generator).tolist()
+        record = law_record(P.log().expand(2000, -1), 1.0, [*text[:-1], 4], None, generator)
+        assert all(math.isfinite(value) for value in record.sums[LOG_LIKELIHOOD]["all"])
+        assert p_value(record.sums[LOG_LIKELIHOOD]["all"]) < 1e-12
+
+    def test_the_temperature_divides(self) -> None:
+        logits = torch.randn(40, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        hot = law_record(logits, 2.0, [1] * 40, None, torch.Generator().manual_seed(1))
+        same = law_record(logits / 2, 1.0, [1] * 40, None, torch.Generator().manual_seed(1))
+        assert hot == same
+
+    def test_drafts_are_compared_as_they_were_proposed(self) -> None:
+        """Ten tokens of each kind: picked guesses, guesses drawn from q, and none."""
+        q = torch.tensor([0.1, 0.2, 0.6, 0.1, 0.0], dtype=torch.float64)
+        proposals = [Proposal("1", (0, 3), None), Proposal("2", (), q.float()), Proposal("bonus", (), None)] * 10
+        text = [0, 2, 1] * 10
+        record = law_record(P.log().expand(30, -1), 1.0, text, proposals, torch.Generator().manual_seed(0))
+        assert {name: sums.tokens for name, sums in record.sums[MEMBERSHIP].items()} == {"all": 20, "1": 10, "2": 10}
+        picked, drawn = record.sums[MEMBERSHIP]["1"], record.sums[MEMBERSHIP]["2"]
+        assert picked == pytest.approx((10, 10 * (1 - 0.55), 10 * 0.55 * 0.45, 10 * 0.55 * 0.45 * (1 - 1.1)))
+        assert drawn == pytest.approx((10, 10 * (1 - 0.45), 10 * 0.45 * 0.55, 10 * 0.45 * 0.55 * (1 - 0.9)))
+        (ratio,) = moments(P[None], (q.clamp_min(1e-300).log() - P.log()).clamp(-20, 20)[None], torch.tensor([2]))
+        assert record.sums[LOG_RATIO]["2"] == pytest.approx([10 * value for value in ratio], rel=1e-6)
+        assert record.sums[LOG_LIKELIHOOD].keys() == {"all", "1", "2", "bonus"}
 
 
 class TestHolm:
