@@ -151,7 +151,7 @@ def _control_row(work: Work, control: Control, family_size: int) -> ControlRow:
     temperature = max(work.settings.sampled)
     tests = law_tests(control.name, REJECTION, temperature, merged(records))
     # As strict as the first step of Holm for the strategies' tests and these.
-    level = work.settings.alpha / (family_size + len(tests))
+    level = work.settings.alpha / max(family_size + len(tests), 1)
     hits = sorted((test for test in tests if test.outcome.p_value <= level), key=lambda test: test.outcome.p_value)
     worst = min(tests, key=lambda test: test.outcome.p_value, default=None)
     evidence = "too few tokens to test"
