@@ -25,9 +25,11 @@ def checked_tree(tree: Iterable[Sequence[int]], num_heads: int, width: int | Non
         width: guesses of each head, so that ranks are below it; None: any number.
 
     Raises:
-        ArgumentError: the tree is deeper than there are heads, a rank is not a number from 0 to `width - 1`, a node
-            stands twice or its parent is missing.
+        ArgumentError: it is no list of nodes or deeper than there are heads, a rank is not a number from 0 to
+            `width - 1`, a node stands twice or its parent is missing.
     """
+    if not isinstance(tree, Iterable):
+        raise ArgumentError(f"tree must be a list that has one list of ranks for each node, not {tree!r}")
     nodes = []
     for node in tree:
         ranks = tuple(node) if isinstance(node, list | tuple) else ()
@@ -56,15 +58,30 @@ def checked_tree(tree: Iterable[Sequence[int]], num_heads: int, width: int | Non
     return tuple(sorted(nodes, key=lambda node: (len(node), node)))
 
 
-def checked_rates(rank_rates: Iterable[Iterable[float]], num_heads: int) -> tuple[tuple[float, ...], ...]:
+def checked_rates(
+    rank_rates: Iterable[Iterable[float]], num_heads: int | None = None
+) -> tuple[tuple[float, ...], ...]:
     """Rates of heads' ranks, if they can be such.
 
+    Args:
+        rank_rates: for each head how often its guess of each rank comes true.
+        num_heads: K; None: any number.
+
     Raises:
-        ArgumentError: not one row for each head, an empty row, a rate outside 0 to 1, or a head that is right more
-            often than always.
+        ArgumentError: no numbers, not one row for each head, an empty row, a rate outside 0 to 1, or a head that is
+            right more often than always.
     """
-    rates = tuple(tuple(float(rate) for rate in head) for head in rank_rates)
-    if len(rates) != num_heads:
+    try:
+        rows = [list(head) for head in rank_rates]
+        if any(isinstance(rate, str) for row in rows for rate in row):
+            raise TypeError("a text is no number")
+        rates = tuple(tuple(map(float, row)) for row in rows)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentError(
+            f"rank_rates must have one list of numbers from 0 to 1 for each head, such as [[0.5, 0.2], [0.4, 0.1]]: "
+            f"{error}"
+        ) from error
+    if num_heads is not None and len(rates) != num_heads:
         raise ArgumentError(f"rank_rates has rows for {len(rates)} heads, but there are {num_heads} heads")
     for index, head in enumerate(rates):
         # Rates are measured counts divided by their sum, whose own sum rounds.
@@ -118,7 +135,7 @@ def best_tree(rank_rates: Sequence[Sequence[float]], num_nodes: int) -> Choices:
     """
     if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 1:
         raise ArgumentError(f"num_nodes={num_nodes!r} must be a whole number of at least 1")
-    rates = checked_rates(rank_rates, len(rank_rates))
+    rates = checked_rates(rank_rates)
     # By falling rate, so that the next sibling to consider is always the one behind; equal ones by rank.
     order = [[rank for _, rank in sorted((-rate, rank) for rank, rate in enumerate(head))] for head in rates]
     tree: list[tuple[int, ...]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +142,14 @@ class TensorFiles:
         return path
 
 
+def is_tensor_file(path: Path) -> bool:
+    """Whether a file looks like tensors or the index of their shards: by its name, or as something pickled."""
+    if path.suffix == ".safetensors" or path.name.endswith(".index.json"):
+        return True
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
+
+
 def tensor_names(path: Path) -> list[str]:
     """Names of the tensors of a file.
 
@@ -175,14 +185,24 @@ def read_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
 
 def _unpickle(path: Path) -> dict[str, Tensor]:
     try:
-        # Mapped files are read only as far as they are used, but only the newer format can be mapped.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            # What torch reads of another pickle protocol than its own is right, and else it fails.
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+            # Mapped files are read only as far as they are used, but only the newer format can be mapped.
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except OSError as error:
+        raise ArgumentError(f"{path.name} cannot be read: {error}") from error
     except Exception as error:  # whatever damaged bytes make the unpickler do
+        # Torch's own words advise to switch its protection off: only what it found is passed on.
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        newer = "Unsupported operand" in str(error)
+        detail = (
+            f" (it names {found[1]})" if found else " (it is perhaps of pickle protocol 4 or above)" if newer else ""
+        )
         raise ArgumentError(
-            f"{path.name} was not read: it is damaged, or a pickle that holds more than tensors and could run code "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); convert it to safetensors where "
-            "you trust it"
-        ) from error
+            f"{path.name} was not read: it is damaged, or a pickle that holds more than tensors and could run code"
+            f"{detail}; convert it to safetensors where you trust it"
+        ) from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ArgumentError(f"{path.name} holds no dictionary of tensors")
     return {str(name): tensor.detach() for name, tensor in content.items()}

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.heads.checks import checked_token_map
 
 # What a tensor is: block weight (head, layer), block bias (head, layer), output (head, L or -1), shared or token_map.
 _Role = tuple[str, int, int]
 _SHARED: _Role = ("shared", 0, 0)
 _TOKEN_MAP: _Role = ("token_map", 0, 0)
+_NUM_DIMENSIONS = {"weight": 2, "bias": 1, "output": 2, "shared": 2, "token_map": 1}
 
 _OWN = re.compile(r"(?P<kind>blocks)\.(?P<head>\d+)\.(?P<layer>\d+)\.linear\.(?P<part>weight|bias)")
 _OWN_OUTPUT = re.compile(r"(?P<kind>outputs)\.(?P<head>\d+)\.weight")
@@ -104,11 +106,20 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Weights:
         config: what `config.json` says; empty if there is none.
 
     Raises:
-        ArgumentError: tensors that belong to no layout, gaps, shapes that contradict each other or the config.
+        ArgumentError: tensors that belong to no layout, gaps, shapes that contradict each other or the config, or
+            settings of a wrong type.
     """
+    _check_config(config)
     roles = {_role(name): tensor for name, tensor in tensors.items()}
     if len(roles) < len(tensors):
         raise ArgumentError("the heads hold the same tensor under two names")
+    for name, tensor in tensors.items():
+        expected = _NUM_DIMENSIONS[_role(name)[0]]
+        if tensor.ndim != expected:
+            raise ArgumentError(
+                f"the tensor {name!r} of heads must have {expected} dimensions, but its shape is "
+                f"{list(tensor.shape)}: the file is damaged, or holds something else"
+            )
     if config.get("original_lm_head"):
         # vLLM: heads use the target's matrix, of which the file brings a copy under one of two names.
         shared = roles.get(_SHARED, roles.get(("output", 0, -1)))
@@ -141,6 +152,21 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Weights:
     if config.get("hidden_size") not in (None, hidden_size):
         raise ArgumentError(f"config.json says hidden_size={config['hidden_size']}, but weights have {hidden_size}")
     return Weights(blocks, biases, outputs, token_map, vocab_size)
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse settings of a wrong type, which would else be compared in vain with what the weights say."""
+    for name in ("hidden_size", "vocab_size", "draft_vocab_size", "truncated_vocab_size"):
+        size = config.get(name)
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ArgumentError(
+                f"config.json says {name}={size!r}, which must be a whole number of at least 1; correct or remove it"
+            )
+    if config.get("original_lm_head") not in (None, True, False):
+        raise ArgumentError(
+            f"config.json says original_lm_head={config['original_lm_head']!r}, which must be true or false; "
+            "correct or remove it"
+        )
 
 
 def _role(name: str) -> _Role:
@@ -213,11 +239,10 @@ def _vocabulary(
     size = len(token_map)
     if rows not in (None, size, vocab_size) and vocab_size is not None:
         raise ArgumentError(f"output matrices have {rows} rows, neither {size} as token_map nor {vocab_size}")
+    vocab_size = (None if rows == size else rows) if vocab_size is None else vocab_size
     if vocab_size is None:
-        if rows in (None, size):
-            raise ArgumentError("token_map needs a config.json that says the vocab_size it is a part of")
-        vocab_size = rows
-    return vocab_size, token_map
+        raise ArgumentError("token_map needs a config.json that says the vocab_size it is a part of")
+    return vocab_size, checked_token_map(token_map, vocab_size)
 
 
 def _same_shape(what: str, tensors: Iterable[Tensor], shape: tuple[int, ...]) -> None:

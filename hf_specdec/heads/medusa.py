@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec.atomic import replace_file
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads.card import MARK, medusa_card
-from hf_specdec.heads.checks import checked_dtype, checked_token_map
+from hf_specdec.heads.checks import checked_base_model, checked_dtype, checked_notes, checked_token_map
 from hf_specdec.heads.choices import Choices, checked_rates, checked_tree
 from hf_specdec.heads.files import CONFIG
 from hf_specdec.heads.output import output_device, output_sizes, output_weight, shared_output
@@ -74,8 +74,8 @@ class MedusaHeads(
         notes: further sections of the model card, in their order: title to text in Markdown.
 
     Raises:
-        ArgumentError: a size below 1, own matrices or a reduced vocabulary of an unknown one, or a tree or rates that
-            do not fit the heads.
+        ArgumentError: a size below 1, own matrices or a reduced vocabulary of an unknown one, a tree or rates that do
+            not fit the heads, or a name or notes that are no texts.
     """
 
     strategy: ClassVar[str] = "medusa"
@@ -111,7 +111,7 @@ class MedusaHeads(
             raise ArgumentError(f"draft_vocab_size={draft_vocab_size} is more than vocab_size={vocab_size}")
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.num_heads, self.num_layers, self.bias = num_heads, num_layers, bias
-        self.base_model, self.notes = base_model, dict(notes or {})
+        self.base_model, self.notes = checked_base_model(base_model), checked_notes(notes)
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(hidden_size, bias) for _ in range(num_layers))) for _ in range(num_heads)
         )
@@ -122,25 +122,28 @@ class MedusaHeads(
         self.tree, self.rank_rates = tree, rank_rates
 
     @classmethod
-    def for_target(cls, target: PreTrainedModel, *, token_map: Tensor | None = None, **settings: Any) -> Self:
+    def for_target(
+        cls, target: PreTrainedModel, *, token_map: Tensor | Sequence[int] | None = None, **settings: Any
+    ) -> Self:
         """Untrained heads for a model, in float32 on the CPU.
 
         Args:
             target: the model.
-            token_map: int64 `[D]`, the tokens that heads can guess; None: all.
+            token_map: int64 `[D]` or a sequence, the tokens that heads can guess; None: all.
             **settings: as for the class. With `own_output`, matrices start as the target's.
 
         Raises:
             ArgumentError: as for the class, or `token_map` holds something that is no token, or a token twice.
         """
         hidden_size, vocab_size = output_sizes(target)
-        size = None if token_map is None else len(token_map)
+        tokens = None if token_map is None else checked_token_map(token_map, vocab_size)
+        size = None if tokens is None else len(tokens)
         name = target.config.name_or_path or ""
         # A folder's path says nothing to those with whom heads are shared.
         settings = {"base_model": (Path(name).name if Path(name).is_dir() else name) or None, **settings}
         heads = cls(hidden_size=hidden_size, vocab_size=vocab_size, draft_vocab_size=size, **settings)
-        if token_map is not None:
-            heads.token_map = checked_token_map(token_map, vocab_size)
+        if tokens is not None:
+            heads.token_map = tokens
         if heads.own_output:
             heads.set_output(target)
         return heads
@@ -316,10 +319,7 @@ class MedusaHeads(
                 draft_vocab_size=None if weights.token_map is None else len(weights.token_map),
                 **weights.settings,
             )
-        state = weights.state()
-        if heads.token_map is not None and heads.vocab_size is not None:
-            state["token_map"] = checked_token_map(state["token_map"], heads.vocab_size)
-        heads.load_state_dict(state, assign=True)
+        heads.load_state_dict(weights.state(), assign=True)
         number_format = checked_dtype(dtype)
         return heads.eval() if number_format is None else heads.to(number_format).eval()
 
@@ -333,11 +333,20 @@ class MedusaHeads(
             save_directory: the folder; made if need be.
             **kwargs: as for any model of the Hub, such as `push_to_hub` and `repo_id`. `model_card_kwargs` takes
                 `sections`, like `notes` but for this card alone.
+
+        Raises:
+            ArgumentError: a file is in the folder's place.
         """
-        card = Path(save_directory) / "README.md"
-        if card.is_file() and MARK in card.read_text(encoding="utf-8"):
+        folder = Path(save_directory)
+        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise ArgumentError(
+                f"save_directory={str(save_directory)!r} must be a folder, but {str(file)!r} is a file; "
+                "give another name"
+            )
+        card = folder / "README.md"
+        if card.is_file() and MARK.encode() in card.read_bytes():
             card.unlink()
-        return super().save_pretrained(Path(save_directory), **kwargs)
+        return super().save_pretrained(folder, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
         """Upload what `save_pretrained` writes; arguments and result as for any model of the Hub."""

@@ -53,6 +53,10 @@ class TestCheckedTree:
         with pytest.raises(ArgumentError, match=message):
             checked_tree(tree, 4, width=5)
 
+    def test_refuses_what_is_no_list(self) -> None:
+        with pytest.raises(ArgumentError, match="tree must be a list that has one list of ranks .* not 5"):
+            checked_tree(5, 4)  # type: ignore[arg-type]
+
 
 class TestRates:
     @pytest.mark.parametrize(
@@ -118,6 +122,13 @@ class TestBestTree:
             best_tree(RATES, 0)
         with pytest.raises(ArgumentError, match="all zero"):
             best_tree(((0.0, 0.0), (0.5,)), 3)
+
+    @pytest.mark.parametrize("rates", ["abc", 5, None, [[None]], [["0.5"]], [0.5, 0.2], [[10**400]], [[1j]]])
+    def test_refuses_rates_that_are_no_numbers(self, rates: object) -> None:
+        with pytest.raises(ArgumentError, match="rank_rates must have one list of numbers from 0 to 1 for each head"):
+            best_tree(rates, 3)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="rank_rates must have one list of numbers from 0 to 1 for each head"):
+            checked_rates(rates, 1)  # type: ignore[arg-type]
 
 
 class TestLoadTree:

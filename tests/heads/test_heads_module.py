@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,19 @@ class TestSharedOutput:
         columns = logits.argmax(-1)
         assert torch.equal(heads.token_ids(columns), TOKEN_MAP[columns])
         assert torch.equal(whole.token_ids(columns), columns)
+
+    @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+    def test_token_map_of_any_kind(self, target: PreTrainedModel, kind: Callable[[list[int]], Any]) -> None:
+        heads = MedusaHeads.for_target(target, token_map=kind(TOKEN_MAP.tolist()))
+        assert heads.token_map is not None
+        assert torch.equal(heads.token_map, TOKEN_MAP)
+
+    @pytest.mark.parametrize(
+        "token_map", ["abc", 5, {}, [], [0.5], [None], [True], [[1, 2]], [10**30], torch.tensor(1)]
+    )
+    def test_token_map_that_is_none(self, target: PreTrainedModel, token_map: Any) -> None:
+        with pytest.raises(ArgumentError, match="token_map must be a list of tokens"):
+            MedusaHeads.for_target(target, token_map=token_map)
 
     @pytest.mark.parametrize("family", ["phi", "gpt-j"])
     def test_bias_of_the_output(self, family: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,44 @@ class TestRefused:
             MedusaHeads.from_pretrained(tmp_path)
         assert not (tmp_path / "ran").exists()
 
+    @pytest.mark.parametrize("content", [{"0.0.linear.weight": Exploit()}, "bytes"])
+    def test_torch_does_not_advise_to_run_the_code(self, tmp_path: Path, content: object) -> None:
+        torch.save(content, tmp_path / "medusa_lm_head.pt")
+        if content == "bytes":
+            (tmp_path / "medusa_lm_head.pt").write_bytes(b"no tensors at all")
+        with pytest.raises(ArgumentError, match="medusa_lm_head.pt was not read") as raised:
+            MedusaHeads.from_pretrained(tmp_path)
+        shown = "".join(traceback.format_exception(raised.value))
+        assert "weights_only" not in shown.replace("weights_only=True", "")
+        assert ("(it names getattr)" in str(raised.value)) == (content != "bytes")  # what the pickle would have run
+
+    @pytest.mark.parametrize("name", ["config.json", "README.md", "medusa_choices.json"])
+    def test_file_that_is_none_of_tensors(self, tmp_path: Path, name: str) -> None:
+        files.write(tmp_path, "medusa_lm_head.pt", files.fasterdecoding(2), CONFIG)
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ArgumentError, match="is no file of tensors .*: give one, or its folder") as raised:
+            MedusaHeads.from_pretrained(tmp_path / name)
+        assert str(raised.value).endswith(repr(str(tmp_path)))
+
+    @pytest.mark.parametrize("zipped", [True, False])
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_pickles_of_another_protocol_are_read_in_silence(
+        self, tmp_path: Path, protocol: int, zipped: bool
+    ) -> None:
+        path = tmp_path / "medusa_lm_head.pt"
+        tensors = files.fasterdecoding(2)
+        torch.save(tensors, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert MedusaHeads.from_pretrained(tmp_path).num_heads == 2
+            assert MedusaHeads.from_pretrained(path).num_heads == 2
+
+    @pytest.mark.parametrize("protocol", [4, 5])
+    def test_pickles_that_torch_does_not_read_safely(self, tmp_path: Path, protocol: int) -> None:
+        torch.save(files.fasterdecoding(2), tmp_path / "medusa_lm_head.pt", pickle_protocol=protocol)
+        with pytest.raises(ArgumentError, match="perhaps of pickle protocol 4 or above.*convert it to safetensors"):
+            MedusaHeads.from_pretrained(tmp_path)
+
     @pytest.mark.parametrize("name", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
     def test_damaged_file(self, tmp_path: Path, name: str) -> None:
         files.write(tmp_path, name, files.fasterdecoding(2), CONFIG)
@@ -260,6 +300,14 @@ class TestRefused:
             ([], {"1.0.linear.bias": torch.zeros(8)}, "must all be \\[32\\], but one is \\[8\\]"),
             ([], {"1.1.weight": torch.zeros(96, HIDDEN)}, "must all be \\[97, 32\\], but one is \\[96, 32\\]"),
             ([], {"0.0.linear.weight": torch.zeros(HIDDEN, HIDDEN, dtype=torch.int8)}, "torch.int8"),
+            (
+                [],
+                {"0.0.linear.weight": torch.tensor(1.0)},
+                "'0.0.linear.weight' .* 2 dimensions, but its shape is \\[\\]",
+            ),
+            ([], {"0.0.linear.bias": torch.tensor(1.0)}, "'0.0.linear.bias' .* 1 dimensions, but its shape is \\[\\]"),
+            ([], {"0.1.weight": torch.tensor(1.0)}, "'0.1.weight' .* 2 dimensions, but its shape is \\[\\]"),
+            ([], {"token_map": torch.tensor(1)}, "'token_map' .* 1 dimensions, but its shape is \\[\\]"),
             ([], {"0.1.bias": torch.zeros(VOCAB)}, "'0.1.bias' that no known layout"),
             ([], {"sequential.weight": torch.zeros(3)}, "'sequential.weight' that no known layout"),
         ],
@@ -284,6 +332,14 @@ class TestRefused:
         [
             ({"hidden_size": 64}, "hidden_size=64, but weights have 32"),
             ({"vocab_size": 100}, "vocab_size=100, but output matrices have 97 rows"),
+            ({"hidden_size": "32"}, "hidden_size='32', which must be a whole number"),
+            ({"vocab_size": "97"}, "vocab_size='97', which must be a whole number"),
+            ({"truncated_vocab_size": [97]}, "truncated_vocab_size=\\[97\\], which must be a whole number"),
+            ({"original_lm_head": "false"}, "original_lm_head='false', which must be true or false"),
+            (
+                {"base_model_name_or_path": 5},
+                "base_model=5 .*correct or remove base_model_name_or_path in config.json",
+            ),
         ],
     )
     def test_config_that_contradicts(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -292,11 +348,54 @@ class TestRefused:
             MedusaHeads.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("tree", 5),
+            ("tree", "abc"),
+            ("tree", [[96], [97]]),
+            ("tree", {"0": 1}),
+            ("rank_rates", 5),
+            ("rank_rates", "ab"),
+            ("rank_rates", [[None]]),
+            ("rank_rates", [[0.5]]),
+            ("base_model", 5),
+            ("base_model", ["some/base"]),
+            ("notes", "a text"),
+            ("notes", ["a list"]),
+            ("notes", {"title": 5}),
+            ("notes", []),
+        ],
+    )
+    def test_settings_of_a_wrong_type(self, target: PreTrainedModel, tmp_path: Path, name: str, value: object) -> None:
+        MedusaHeads.for_target(target, num_heads=2).save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(ArgumentError, match=f": {name}.*; correct or remove {name} in config.json") as raised:
+            MedusaHeads.from_pretrained(tmp_path)
+        assert str(raised.value).startswith(repr(str(tmp_path)))
+        with pytest.raises(ArgumentError, match=f"^{name}"):
+            MedusaHeads.for_target(target, num_heads=2, **{name: value})
+
+    @pytest.mark.parametrize("tree", ["5", "[5]", '"abc"', "[[0], [97]]"])
+    def test_tree_file_that_holds_none(self, tmp_path: Path, tree: str) -> None:
+        files.write(tmp_path, "medusa_lm_head.pt", files.fasterdecoding(2), CONFIG)
+        (tmp_path / "medusa_choices.json").write_text(tree)
+        with pytest.raises(ArgumentError, match=": tree.*; correct or remove medusa_choices.json"):
+            MedusaHeads.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize(
         ("rows", "token_map", "config", "message"),
         [
             (5, TOKEN_MAP, {}, "token_map needs a config.json"),
             (7, TOKEN_MAP, files.vllm_config(2, truncated_vocab_size=5), "7 rows, neither 5 as token_map nor 97"),
             (5, TOKEN_MAP, files.vllm_config(2, truncated_vocab_size=6), "promises .* 6 tokens, but token_map has 5"),
+            (
+                97,
+                TOKEN_MAP + 7,
+                files.vllm_config(2, truncated_vocab_size=5),
+                "from 9 to 97, but the vocabulary has 97",
+            ),
+            (97, TOKEN_MAP + 0.5, files.vllm_config(2, truncated_vocab_size=5), "must be a list of tokens"),
             (
                 5,
                 TOKEN_MAP + 7,

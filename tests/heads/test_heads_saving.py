@@ -100,6 +100,13 @@ class TestFolder:
         assert (tmp_path / "model.safetensors").read_bytes() == before
         assert not list(tmp_path.glob(".*"))
 
+    @pytest.mark.parametrize("below", ["", "further"])
+    def test_a_file_in_the_folders_place(self, heads: MedusaHeads, tmp_path: Path, below: str) -> None:
+        (tmp_path / "heads").write_text("mine")
+        with pytest.raises(ArgumentError, match="save_directory=.* must be a folder, but .*heads' is a file"):
+            heads.save_pretrained(tmp_path / "heads" / below)
+        assert (tmp_path / "heads").read_text() == "mine"
+
 
 class TestCard:
     def test_says_what_is_known(self, heads: MedusaHeads, tmp_path: Path) -> None:
