@@ -190,10 +190,14 @@ def _drafter(strategy: object, heads: object) -> Drafter:
         return _drafter(create_drafter(strategy.strategy).with_heads(strategy), heads)
     drafter = create_drafter(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(drafter, Drafter):
-        raise ArgumentError(
-            f"strategy must be a name, a Drafter object or MedusaHeads, not {strategy!r}"
-            + ("; call it to make an object" if isinstance(strategy, type) and issubclass(strategy, Drafter) else "")
-        )
+        # By its type alone: the text of a model would fill the screen.
+        given = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
+        cure = ""
+        if isinstance(strategy, type) and issubclass(strategy, Drafter):
+            cure = "; call it to make an object"
+        elif isinstance(strategy, PreTrainedModel):
+            cure = "; a draft model is passed as assistant_model="
+        raise ArgumentError(f"strategy must be a name, a Drafter object or MedusaHeads, not {given}{cure}")
     if heads is None:
         return drafter
     if not isinstance(heads, MedusaHeads):

@@ -120,8 +120,19 @@ def test_a_strategy_of_a_wrong_type(target: PreTrainedModel, strategy: object) -
 
 @pytest.mark.usefixtures("no_forward")
 def test_a_strategy_class(target: PreTrainedModel) -> None:
-    with pytest.raises(ArgumentError, match="call it to make an object"):
+    with pytest.raises(ArgumentError, match="not the class Tree; call it to make an object"):
         generate(target, **SETTINGS, strategy=Tree)
+
+
+@pytest.mark.usefixtures("no_forward")
+def test_a_model_as_strategy_is_named_by_its_type(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    with pytest.raises(
+        ArgumentError, match="strategy must be .*; a draft model is passed as assistant_model="
+    ) as raised:
+        generate(target, **SETTINGS, strategy=draft)
+
+    assert f"not a {type(draft).__name__};" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("no_forward")
