@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat import attention_implementation
+from hf_specdec.drafts.quiet import quiet_loading
 from hf_specdec.errors import ArgumentError, DraftModelError
 from hf_specdec.layers import decoder_layers, with_layers
 
@@ -39,6 +40,7 @@ def cut_model(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         layers: indices of the layers, in rising order.
 
     Raises:
+        ArgumentError: layers that are no whole numbers.
         DraftModelError: no such layers, or a model that a few of its layers do not make a model of.
     """
     check_layers(model, layers)
@@ -54,7 +56,12 @@ def cut_model(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 
 
 def build_cut(
-    model: PreTrainedModel, layers: Sequence[int], weights: dict[str, Tensor], *, untied: bool = False
+    model: PreTrainedModel,
+    layers: Sequence[int],
+    weights: dict[str, Tensor],
+    *,
+    untied: bool = False,
+    source: str | None = None,
 ) -> PreTrainedModel:
     """The cut with weights from elsewhere, which it shares.
 
@@ -63,6 +70,7 @@ def build_cut(
         layers: see `cut_model`.
         weights: all tensors by the names that they have in the cut.
         untied: whether the output matrix is not the embeddings', even if it is in the model.
+        source: the file that the tensors of the layers are from, if they are not the model's own.
 
     Raises:
         DraftModelError: these are not the tensors that the cut has.
@@ -71,15 +79,16 @@ def build_cut(
     if untied:
         config.tie_word_embeddings = False
     # The constructor alone would draw random weights first, which takes seconds for a large vocabulary.
-    loaded: Any = type(model).from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(weights),
-        dtype=model.dtype,
-        attn_implementation=attention_implementation(model),
-        ignore_mismatched_sizes=True,  # told below
-        output_loading_info=True,
-    )
+    with quiet_loading():
+        loaded: Any = type(model).from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype=model.dtype,
+            attn_implementation=attention_implementation(model),
+            ignore_mismatched_sizes=True,  # told below
+            output_loading_info=True,
+        )
     draft: PreTrainedModel = loaded[0]
     info: dict[str, set[Any]] = loaded[1]
     for name, given, wanted in sorted(info.pop("mismatched_keys")):
@@ -87,6 +96,8 @@ def build_cut(
             f"{name} has shape {tuple(given)}, but {tuple(wanted)} in this {type(model).__name__}: the draft was made "
             "for another model"
         )
+    if source is not None:
+        check_names(source, missing=info["missing_keys"], needless=info["unexpected_keys"])
     wrong = sorted(str(key) for keys in info.values() for key in keys)
     if wrong:
         raise _inseparable(model, layers, wrong[0])
@@ -96,12 +107,32 @@ def build_cut(
     return draft
 
 
-def check_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
-    """Can these layers be cut out of a model?
+def check_names(source: str, *, missing: Collection[str], needless: Collection[str]) -> None:
+    """Does a file hold the tensors of a draft, and no others?
 
     Raises:
         DraftModelError: no.
     """
+    if missing:
+        raise DraftModelError(
+            f"{source} lacks {min(missing)}{_and_others(missing)}, which a draft of these layers has: fetch it again "
+            "or write it anew with save_draft"
+        )
+    if needless:
+        raise DraftModelError(
+            f"{source} holds {min(needless)}{_and_others(needless)}, which a draft as its config.json describes it "
+            "has not: fetch both files again or write them anew with save_draft"
+        )
+
+
+def check_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Can these layers be cut out of a model?
+
+    Raises:
+        ArgumentError: they are no whole numbers.
+        DraftModelError: no.
+    """
+    require_whole_layers(layers)
     if model.config.get_text_config(decoder=True) is not model.config or model.config.is_encoder_decoder:
         raise DraftModelError(f"{type(model).__name__} is more than a decoder of text; its layers cannot be cut out")
     total = model.config.num_hidden_layers
@@ -115,6 +146,21 @@ def layers_prefix(model: PreTrainedModel) -> str:
     """What the names of the parameters of decoder layers begin with, such as "model.layers."."""
     first = decoder_layers(model)[0]
     return str(next(name for name, module in model.named_modules() if module is first)).removesuffix("0")
+
+
+def require_whole_layers(layers: object) -> None:
+    """Check that layers are a list of numbers.
+
+    Raises:
+        ArgumentError: no.
+    """
+    whole = isinstance(layers, Sequence) and all(type(layer) is int for layer in layers)
+    if not whole:
+        raise ArgumentError(f"layers must be a list of whole numbers such as [0, 15, 29], not {layers!r}")
+
+
+def _and_others(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _inseparable(model: PreTrainedModel, layers: Sequence[int], detail: str = "other logits") -> DraftModelError:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel
 
+from hf_specdec.drafts.cut import require_whole_layers
 from hf_specdec.errors import ArgumentError, DraftModelError
 
 MODEL_TYPE = "hf_specdec_draft"
@@ -36,6 +37,21 @@ class DraftRecord:
     own_output: bool
     base_model: str | None
 
+    def __post_init__(self) -> None:
+        require_whole_layers(self.layers)
+        for name in ("hidden_size", "vocab_size", "num_hidden_layers", "draft_vocab_size"):
+            value = getattr(self, name)
+            if not (type(value) is int and value >= 1 or value is None and name == "draft_vocab_size"):
+                raise ArgumentError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.architecture, str):
+            raise ArgumentError(f"architecture must be the name of a class, not {self.architecture!r}")
+        if not isinstance(self.own_output, bool):
+            raise ArgumentError(f"own_output must be true or false, not {self.own_output!r}")
+        if not isinstance(self.base_model, str | None):
+            raise ArgumentError(f"base_model must be the name of a model or None, not {self.base_model!r}")
+        if self.own_output and self.draft_vocab_size is None:
+            raise ArgumentError("own_output needs a token_map: the rows that the draft is to own")
+
     @classmethod
     def of(cls, draft: PreTrainedModel) -> Self:
         """The record that `make_draft` and `load_draft` leave in a draft's config.
@@ -53,7 +69,7 @@ class DraftRecord:
         """From the fields of config.json.
 
         Raises:
-            ArgumentError: fields are missing.
+            ArgumentError: fields are missing or wrong.
         """
         names = cls.__dataclass_fields__
         missing = names.keys() - record.keys()
@@ -64,7 +80,13 @@ class DraftRecord:
                 if record.get("model_type") != MODEL_TYPE
                 else f"the draft's config.json lacks {', '.join(sorted(missing))}; write it anew with save_draft"
             )
-        return cls(**{name: record[name] for name in names} | {"layers": tuple(record["layers"])})
+        fields = {name: record[name] for name in names}
+        if isinstance(record["layers"], list):  # JSON has no tuples
+            fields["layers"] = tuple(record["layers"])
+        try:
+            return cls(**fields)
+        except ArgumentError as error:
+            raise ArgumentError(f"the draft's config.json is wrong: {error}; write it anew with save_draft") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of config.json."""
