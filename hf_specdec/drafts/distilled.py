@@ -12,7 +12,7 @@ from hf_specdec.drafts.cut import build_cut, cut_model, layers_prefix
 from hf_specdec.drafts.output import ReducedOutput
 from hf_specdec.drafts.record import MODEL_TYPE, DraftRecord
 from hf_specdec.errors import ArgumentError, DraftModelError
-from hf_specdec.heads.checks import checked_token_map
+from hf_specdec.heads.checks import checked_dtype, checked_token_map
 
 
 def make_draft(
@@ -39,10 +39,18 @@ def make_draft(
         base_model: name of the target, for whoever loads the draft.
 
     Raises:
-        ArgumentError: tokens that the target does not know or that come twice; or own rows without a `token_map`.
+        ArgumentError: a setting of a wrong type; tokens that the target does not know or that come twice; or own rows
+            without a `token_map`.
         DraftModelError: a model that cannot be cut so.
     """
+    if token_map is not None and not isinstance(token_map, Tensor):
+        raise ArgumentError(
+            f"token_map must be an int64 tensor [D], not a {type(token_map).__name__}; pass torch.tensor(token_map)"
+        )
+    dtype = checked_dtype(dtype)
     draft = cut_model(target, layers)
+    if token_map is not None:
+        token_map = checked_token_map(token_map, target.config.vocab_size)
     config = target.config
     record = DraftRecord(
         architecture=type(target).__name__,
@@ -64,26 +72,28 @@ def make_draft(
 def bind(draft: PreTrainedModel, record: DraftRecord, token_map: Tensor | None) -> None:
     """Give a cut model its smaller head, and its record.
 
+    Args:
+        draft: what `cut_model` or `build_cut` returned, which is changed.
+        record: what it was made of.
+        token_map: as `checked_token_map` returns it, or None for all tokens.
+
     Raises:
-        ArgumentError: a wrong `token_map`.
         DraftModelError: a head that has no rows to take.
     """
     if token_map is not None:
         head = draft.get_output_embeddings()
-        rows = checked_token_map(token_map, draft.config.vocab_size)
         if not isinstance(head, nn.Linear):
             raise DraftModelError(
                 f"the head of {type(draft).__name__} is a {type(head).__name__}, of which no rows can be taken; "
                 "draft with all tokens"
             )
-        rows = rows.to(head.weight.device)
+        rows = token_map.to(head.weight.device)
         bias = None if head.bias is None else head.bias.detach()[rows]
         draft.set_output_embeddings(ReducedOutput(head.weight.detach()[rows], bias, rows, draft.config.vocab_size))
         # Nothing may take the small head for the embeddings' twin again.
         draft.config.tie_word_embeddings = False
         draft.all_tied_weights_keys = {}
-    elif record.own_output:
-        raise ArgumentError("own_output needs a token_map: the rows that the draft is to own")
+        vars(draft)["save_pretrained"] = _refuse_to_save
     setattr(draft.config, MODEL_TYPE, record.to_dict())
 
 
@@ -138,3 +148,11 @@ def head_prefix(model: PreTrainedModel) -> str:
     """What the names of the head's parameters begin with, such as "lm_head."."""
     head = model.get_output_embeddings()
     return str(next(name for name, module in model.named_modules() if module is head)) + "."
+
+
+def _refuse_to_save(*args: object, **settings: object) -> None:
+    """In place of a draft's `save_pretrained`, which would write an output matrix that no model class can load."""
+    raise DraftModelError(
+        "this draft has fewer output rows than its config has tokens, so from_pretrained could not load what "
+        "save_pretrained writes; use hf_specdec.save_draft(draft, folder), and load_draft to load it"
+    )
