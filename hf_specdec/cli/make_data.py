@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console
 from hf_specdec.cli.options import Dtype, build_strategy, resolve_device
+from hf_specdec.cli.training_stop import INTERRUPTED
 
 if TYPE_CHECKING:
     from hf_specdec.training.answers import Progress as Report
-
-INTERRUPTED = 130
 
 
 @command
@@ -73,7 +72,11 @@ def make_data(
                 progress=report,
             )
         except KeyboardInterrupt as interrupt:
-            words = f"Stopped. {output} is whole; the same command goes on with it."
+            words = (
+                f"Stopped. {output} is whole; the same command goes on with it."
+                if output.exists()
+                else "Stopped before the first answers. The same command begins again."
+            )
             message_console().print(Text(words), soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
     words = f"{counts.num_answers} answers in {output}: {counts.num_new} new ones, {counts.num_new_tokens} tokens"

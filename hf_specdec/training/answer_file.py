@@ -23,10 +23,11 @@ class AnswerFile:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.settings_path = path.with_name(f"{path.name}.settings")
+        self._begun = False
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
 
     def open_for(self, prompts: Mapping[int, list[int]]) -> set[int]:
-        """Make the file, or go on with it: cut off a half-written line and say which prompts have their answers.
+        """Go on with the file, if there is one: cut off a half-written line and say which prompts have their answers.
 
         Args:
             prompts: the token ids of each prompt, by index.
@@ -39,15 +40,16 @@ class AnswerFile:
         lines = self._whole_lines()
         if lines:
             self._check_settings()
-            return {self._index(number, line, prompts) for number, line in enumerate(lines, start=1)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self._settings, indent=1) + "\n"
-        replace_file(self.settings_path, lambda path: path.write_text(text, encoding="utf-8"))
-        self.path.touch()
-        return set()
+        self._begun = bool(lines)
+        return {self._index(number, line, prompts) for number, line in enumerate(lines, start=1)}
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Add lines, to the disk."""
+        """Add lines, to the disk; the first ones make the file, so that what is refused before them leaves none."""
+        if not self._begun:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            settings = json.dumps(self._settings, indent=1) + "\n"
+            replace_file(self.settings_path, lambda path: path.write_text(settings, encoding="utf-8"))
+            self._begun = True
         text = "".join(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
         with self.path.open("ab") as file:
             file.write(text.encode("utf-8"))

@@ -19,7 +19,7 @@ from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.enable import generate
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.answer_file import AnswerFile
-from hf_specdec.training.checks import require_whole
+from hf_specdec.training.checks import require_not_negative, require_seed, require_whole
 from hf_specdec.training.fingerprints import model_fingerprint
 from hf_specdec.training.records import Record, read_records
 from hf_specdec.training.texts import encode_chat, prompt_messages, uses_chat
@@ -52,8 +52,8 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         require_whole(max_new_tokens=self.max_new_tokens)
-        if not 0 <= self.temperature < float("inf"):
-            raise ArgumentError(f"temperature={self.temperature!r} must be a number, 0 or above")
+        require_not_negative(temperature=self.temperature)
+        require_seed(seed=self.seed)
 
     def seed_of(self, prompt: Prompt) -> int:
         """The seed of one answer."""

@@ -14,6 +14,9 @@ from typing import Any
 
 from hf_specdec.errors import ArgumentError, SpecDecError
 
+_TEXT = "utf-8-sig"
+"""UTF-8 whose byte order mark, which spreadsheets write, is no part of the first column's name."""
+
 
 class TrainingDependencyError(SpecDecError, ImportError):
     """A package of the extra `train` is not installed."""
@@ -78,6 +81,8 @@ def read_records(data: str | Path | Iterable[dict[str, Any]], limit: int | None 
 
 def _open(data: str | Path | Iterable[dict[str, Any]], limit: int | None) -> tuple[str, Iterator[Record]]:
     if not isinstance(data, (str, Path)):
+        if not isinstance(data, Iterable):
+            raise ArgumentError(f"data={_short(data)} must be a file, a folder, the name of a data set, or rows")
         return "the data set", (Record(f"row {number}", _row(one, number)) for number, one in enumerate(data, 1))
     path = Path(data)
     if path.is_file():
@@ -103,7 +108,13 @@ def _read_folder(folder: Path) -> Iterator[Record]:
         raise ArgumentError(f"{folder.name} holds several splits; name the folder of one of them")
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         load: Callable[..., Any] = _import_datasets().load_from_disk
-        yield from _rows(folder.name, load(str(folder)))
+        try:
+            rows = load(str(folder))
+        # What datasets raises for files that are damaged or not there.
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ArgumentError(f"{folder.name} looks like a saved data set and cannot be loaded: {first}") from error
+        yield from _rows(folder.name, rows)
         return
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _READERS)
     if not files:
@@ -138,7 +149,7 @@ def _row(one: Any, number: int) -> dict[str, Any]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding=_TEXT) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield _json_record(path, f"line {number}", line)
@@ -160,7 +171,7 @@ def _object(where: str, value: Any) -> Record:
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding=_TEXT)
     if not text.lstrip().startswith("["):
         yield from _read_jsonl(path)
         return
@@ -173,7 +184,7 @@ def _read_json(path: Path) -> Iterator[Record]:
 
 def _read_csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding=_TEXT, newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             for row in reader:
@@ -198,7 +209,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 
 
 def _read_txt(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding=_TEXT) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield Record(f"{path.name}, line {number}", {"text": line.rstrip("\n")})

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.training.checks import is_finite
 from hf_specdec.training.records import Record, read_records
 
 _LOGGER = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def split_examples(examples: Sequence[Example], held_out: float, seed: int = 0) 
     Raises:
         ArgumentError: a share that is none, or nothing left to train on.
     """
-    if not 0 < held_out < 1:
+    if not is_finite(held_out) or not 0 < held_out < 1:
         raise ArgumentError(f"held_out={held_out!r} must be a share between 0 and 1, such as 0.05")
     groups: dict[bytes, list[int]] = {}
     for index, one in enumerate(examples):
@@ -254,7 +255,8 @@ def _messages(record: Record, column: str) -> list[dict[str, Any]]:
             for one in messages
         )
     ):
-        raise record.error(column, "must be a list of chat messages, each with role and content as texts")
+        kind = "a text or a list of chat messages" if column == "prompt" else "a list of chat messages"
+        raise record.error(column, f"must be {kind}, each with role and content as texts")
     return messages
 
 

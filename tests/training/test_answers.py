@@ -309,7 +309,7 @@ class TestRefusals:
         [
             ({"question": "why"}, "row 1: expected a column prompt, messages or text, found question"),
             ({"prompt": "  "}, "row 1, column 'prompt': holds no prompt, not '  '"),
-            ({"prompt": 3}, "row 1, column 'prompt': must be a list of chat messages"),
+            ({"prompt": 3}, "row 1, column 'prompt': must be a text or a list of chat messages"),
             ({"messages": [{"role": "assistant", "content": "hm"}]}, "row 1, column 'messages': holds no prompt"),
             ({"messages": [{"role": "user"}]}, "row 1, column 'messages': must be a list of chat messages"),
             ({"text": 3}, "row 1, column 'text': must be a text"),
@@ -319,7 +319,19 @@ class TestRefusals:
         with pytest.raises(ArgumentError, match=message.replace("(", r"\(")):
             read_prompts([row], tiny_tokenizer)
 
-    @pytest.mark.parametrize("changes", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"temperature": float("inf")}])
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"max_new_tokens": 0},
+            {"temperature": -1.0},
+            {"temperature": float("inf")},
+            {"temperature": float("nan")},
+            {"temperature": "a"},
+            {"temperature": True},
+            {"seed": "x"},
+            {"seed": 1.5},
+        ],
+    )
     def test_settings(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ArgumentError, match=next(iter(changes))):
             AnswerSettings(**changes)
@@ -331,6 +343,10 @@ class TestRefusals:
             (SHORT, {"max_prompt_tokens": 0}, "max_prompt_tokens=0"),
             (SHORT, {"max_prompt_tokens": 1}, "none of 11 prompts has at most 1 tokens"),
             (SHORT, {"limit": 0}, "limit=0"),
+            (SHORT, {"data": 5}, "data=5 must be a file"),
+            (SHORT, {"strategy": "guesswork"}, "guesswork"),
+            (SHORT, {"strategy": "medusa"}, "heads"),
+            (SHORT, {"strategy": "tree"}, "assistant_model"),
             (AnswerSettings(max_new_tokens=256), {}, "leaves no room for a prompt: the model takes 256"),
         ],
     )
@@ -345,7 +361,9 @@ class TestRefusals:
         message: str,
     ) -> None:
         with pytest.raises(ArgumentError, match=message):
-            make_answers(model, tiny_tokenizer, rows, tmp_path / "a.jsonl", settings, **options)
+            make_answers(
+                model, tiny_tokenizer, output=tmp_path / "a.jsonl", settings=settings, **{"data": rows} | options
+            )
         assert not list(tmp_path.iterdir())
 
 
@@ -373,6 +391,13 @@ class TestCommand:
         def interrupted(*args: Any) -> Any:
             raise KeyboardInterrupt
 
+        with monkeypatch.context() as patched:
+            patched.setattr(answers, "_answer", interrupted)
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 130
+            assert "before the first answers. The same command begins again." in result.stderr
+            assert not (tmp_path / "a.jsonl").exists()
+        assert CliRunner().invoke(app, [*arguments, "--limit", "2"]).exit_code == 0
         monkeypatch.setattr(answers, "_answer", interrupted)
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 130

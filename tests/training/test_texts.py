@@ -103,6 +103,30 @@ class TestRecords:
             read_records(tmp_path / "several")
         assert [record.values for record in read_records(tmp_path / "several" / "train")] == ROWS
 
+    def test_damaged_saved_data_sets_are_named(self, tmp_path: Path) -> None:
+        datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "talks")
+        for content in ("{", "{}", "[]"):
+            (tmp_path / "talks" / "state.json").write_text(content, encoding="utf-8")
+            with pytest.raises(ArgumentError, match="talks looks like a saved data set and cannot be loaded: "):
+                read_records(tmp_path / "talks")
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("a.csv", "prompt,answer\na,b\n"),
+            ("a.jsonl", '{"prompt": "a", "answer": "b"}\n'),
+            ("a.json", '[{"prompt": "a", "answer": "b"}]'),
+            ("b.json", '{"prompt": "a", "answer": "b"}\n'),
+        ],
+    )
+    def test_a_byte_order_mark_is_no_part_of_a_name(self, tmp_path: Path, name: str, content: str) -> None:
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert [record.values for record in read_records(tmp_path / name)] == [{"prompt": "a", "answer": "b"}]
+
+    def test_a_byte_order_mark_is_no_part_of_a_text(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("the sun\n", encoding="utf-8-sig")
+        assert read_records(tmp_path / "a.txt")[0].values == {"text": "the sun"}
+
     def test_rows_in_memory(self) -> None:
         assert [record.values for record in read_records(ROWS)] == ROWS
         found = read_records(datasets.Dataset.from_list(ROWS))
@@ -173,6 +197,8 @@ class TestRecords:
             read_records([])
         with pytest.raises(ArgumentError, match="row 1 of the data set must be a dictionary by column, not 'the sun'"):
             read_records(["the sun"])  # type: ignore[list-item]
+        with pytest.raises(ArgumentError, match="data=5 must be a file, a folder"):
+            read_records(5)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="limit=0 must be at least 1"):
             read_records(ROWS, limit=0)
 
@@ -245,7 +271,7 @@ class TestExamples:
             ({"question": "a", "reply": "b"}, "row 1: expected columns prompt_ids .* found question, reply"),
             ({"prompt": "a"}, "row 1: a prompt without an answer; .* hf-specdec make-data"),
             ({"prompt": "a", "answer": 7}, "row 1, column 'answer': must be a text, not 7"),
-            ({"prompt": ["a"], "answer": "b"}, "row 1, column 'prompt': must be a list of chat messages"),
+            ({"prompt": ["a"], "answer": "b"}, "row 1, column 'prompt': must be a text or a list of chat messages"),
             ({"prompt_ids": [1, True], "answer_ids": [2]}, "row 1, column 'prompt_ids': must be a list of token ids"),
             (
                 {"prompt_ids": [1], "answer_ids": "2"},
