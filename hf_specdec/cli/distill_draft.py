@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from hf_specdec.cli.console import command, message_console, output_console
 from hf_specdec.cli.names import command_line, public_name
@@ -33,11 +33,12 @@ from hf_specdec.cli.training_options import (
     Texts,
     TrainingDtype,
 )
-from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.cli.training_words import load_target
+from hf_specdec.cli.training_stop import stopping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_TOP_K = 64
 
 
 @command
@@ -53,7 +54,9 @@ def distill_draft(
     own_output: Annotated[
         bool, typer.Option("--own-output", help="Train and store its rows of the output matrix, too.")
     ] = False,
-    top_k: Annotated[int, typer.Option(min=1, help="Learn so many of the target's best tokens.")] = 64,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Learn so many of the target's best tokens; 64 if there are as many.")
+    ] = None,
     epochs: Epochs = 1.0,
     batch_size: BatchSize = 8,
     accumulate: Accumulate = 1,
@@ -81,8 +84,14 @@ def distill_draft(
 
     Works with `accelerate launch -m hf_specdec.cli distill-draft ...`, too. Needs the extra hf_specdec[train].
     """
+    from hf_specdec.training.extras import require_extras
+
+    require_extras()
     import torch
 
+    from hf_specdec.cli.training_progress import TrainingBars
+    from hf_specdec.cli.training_words import load_target
+    from hf_specdec.training.checks import require_not_negative
     from hf_specdec.training.distill_run import (
         DistillSettings,
         RunNames,
@@ -93,12 +102,13 @@ def distill_draft(
     )
     from hf_specdec.training.texts import read_examples, split_examples
 
+    require_not_negative(cache_max_gb=cache_max_gb)
     settings = DistillSettings(
         layers=None if layers is None else _parse_layers(layers),
         num_layers=num_layers,
         draft_vocab_size=draft_vocab,
         own_output=own_output,
-        top_k=top_k,
+        top_k=_top_k(top_k, model),
         epochs=epochs,
         batch_size=batch_size,
         accumulate=accumulate,
@@ -115,12 +125,13 @@ def distill_draft(
     use_cpu = cpu or not torch.accelerator.is_available()
     arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
     main_process = arguments.process_index == 0
-    target = load_target(model, dtype, arguments.device)
-    features = read_target(target, train, test, folder, settings, cache_dir=cache_dir, cache_max_gb=cache_max_gb)
-    with TrainingBars("Target reads", main_process) as bars:
-        _, metrics = distill(
-            *features, folder, settings, names, arguments, full=full, callbacks=[bars], progress=bars.count_texts
-        )
+    with stopping(folder, main_process):
+        target = load_target(model, dtype, arguments.device)
+        features = read_target(target, train, test, folder, settings, cache_dir=cache_dir, cache_max_gb=cache_max_gb)
+        with TrainingBars("Target reads", main_process) as bars:
+            _, metrics = distill(
+                *features, folder, settings, names, arguments, full=full, callbacks=[bars], progress=bars.count_texts
+            )
     if main_process:
         _print_metrics(metrics)
         message_console().print(Text(f"Draft: {output}"))
@@ -133,6 +144,13 @@ def _parse_layers(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"{text!r} is not a list of numbers such as 0,15,29", param_hint="--layers"
         ) from error
+
+
+def _top_k(given: int | None, model: str) -> int:
+    vocab_size = int(AutoConfig.from_pretrained(model).get_text_config(decoder=True).vocab_size)
+    if given is not None and given > vocab_size:
+        raise typer.BadParameter(f"{given} is more than the target's {vocab_size} tokens", param_hint="--top-k")
+    return min(_TOP_K, vocab_size) if given is None else given
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:

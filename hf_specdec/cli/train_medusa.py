@@ -32,8 +32,7 @@ from hf_specdec.cli.training_options import (
     Texts,
     TrainingDtype,
 )
-from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.cli.training_words import accuracy_table, load_target
+from hf_specdec.cli.training_stop import stopping
 
 
 @command
@@ -71,8 +70,14 @@ def train_medusa(
 
     Works with `accelerate launch -m hf_specdec.cli train-medusa ...`, too. Needs the extra hf_specdec[train].
     """
+    from hf_specdec.training.extras import require_extras
+
+    require_extras()
     import torch
 
+    from hf_specdec.cli.training_progress import TrainingBars
+    from hf_specdec.cli.training_words import accuracy_table, load_target
+    from hf_specdec.training.checks import require_not_negative
     from hf_specdec.training.medusa_run import (
         MedusaSettings,
         RunNames,
@@ -83,6 +88,7 @@ def train_medusa(
     )
     from hf_specdec.training.texts import read_examples, split_examples
 
+    require_not_negative(cache_gb=cache_gb)
     settings = MedusaSettings(
         num_heads=heads,
         num_layers=layers,
@@ -105,14 +111,16 @@ def train_medusa(
     folder = prepare_run(output, train, test, settings, names)
     use_cpu = cpu or not torch.accelerator.is_available()
     arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
-    target = load_target(model, dtype, arguments.device)
-    features = open_features(
-        target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None
-    )
-    with TrainingBars("Target reads", arguments.process_index == 0) as bars:
-        trained = train_medusa(
-            *features, folder, settings, names, arguments, callbacks=[bars], progress=bars.count_texts
+    main_process = arguments.process_index == 0
+    with stopping(folder, main_process):
+        target = load_target(model, dtype, arguments.device)
+        features = open_features(
+            target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None
         )
-    if arguments.process_index == 0:
+        with TrainingBars("Target reads", main_process) as bars:
+            trained = train_medusa(
+                *features, folder, settings, names, arguments, callbacks=[bars], progress=bars.count_texts
+            )
+    if main_process:
         output_console().print(accuracy_table(trained))
         message_console().print(Text(f"Heads: {output}"))

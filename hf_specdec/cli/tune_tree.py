@@ -13,8 +13,6 @@ from hf_specdec.cli.console import command, message_console, output_console, pri
 from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype, resolve_device
 from hf_specdec.cli.training_options import Chat, DataName, Limit, MaxLength, Target
-from hf_specdec.cli.training_progress import TrainingBars
-from hf_specdec.cli.training_words import accuracy_table, load_target
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads, best_tree, expected_tokens
 
@@ -42,15 +40,21 @@ def tune_tree(
 
     Needs the extra hf_specdec[train].
     """
+    from hf_specdec.training.extras import require_extras
+
+    require_extras()
+    from hf_specdec.cli.training_progress import TrainingBars
+    from hf_specdec.cli.training_words import accuracy_table, load_target
     from hf_specdec.heads.files import Place
     from hf_specdec.heads.layouts import is_own
     from hf_specdec.training.features import TargetFeatures
     from hf_specdec.training.folders import check_vacant
-    from hf_specdec.training.rank_rates import check_width, measure_ranks
+    from hf_specdec.training.rank_rates import check_weights, check_width, measure_ranks
     from hf_specdec.training.texts import read_examples
 
     trained = MedusaHeads.from_pretrained(heads)
     check_width(trained, width)
+    check_weights(trained)
     if output is not None:
         check_vacant(output)
     elif not Path(heads).is_dir() or not all(is_own(file.names()) for file in Place(heads).tensor_files()):

@@ -41,7 +41,7 @@ def draw_head_curves(path: Path, history: Sequence[Mapping[str, Any]], num_heads
             plot_line(accuracies, history, f"eval_head{head}_top1", f"head {head}", **style)
             plot_line(accuracies, history, f"eval_head{head}_top5", None, linestyle=":", **style)
         accuracies.set_ylim(0, 1)
-        accuracies.set_ylabel("held-out accuracy: best guess, dotted: best five")
+        accuracies.set_ylabel("held-out accuracy (dotted: best five)")
         save_figure(path, figure, (losses, accuracies))
 
 

@@ -14,6 +14,7 @@ from hf_specdec.drafts import make_draft, save_draft, spread_layers, stock_model
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.curves import write_log
 from hf_specdec.training.distill import DistillTrainer
+from hf_specdec.training.divergence import Guesser
 from hf_specdec.training.draft_card import draft_card, draw_draft_curves
 from hf_specdec.training.facts import RunClock, run_facts
 from hf_specdec.training.features import TargetFeatures
@@ -129,7 +130,8 @@ def distill(
 
     Raises:
         ArgumentError: a draft vocabulary larger than the target's, or the folder is in use.
-        DraftModelError: these layers cannot be cut out of the target.
+        DraftModelError: these layers cannot be cut out of the target, or make logits in an unknown way.
+        NonFiniteTrainingError: losses or weights came to be NaN or infinite; no draft is written.
     """
     clock = RunClock()
     target = train.target
@@ -143,6 +145,7 @@ def distill(
         dtype=torch.float32,
         base_model=names.model,
     )
+    Guesser(draft)  # refuses logits made in an unknown way, before the folder is this run's
     claim(folder, arguments)
     trainer = DistillTrainer(
         draft,

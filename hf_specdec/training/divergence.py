@@ -114,7 +114,8 @@ def compare(guesser: Guesser, hidden_states: Tensor, teacher: Teacher) -> tuple[
     for piece in _pieces(guesser, len(hidden_states)):
         logits = guesser.logits(hidden_states[piece])
         values.append(_divergences(logits, teacher.columns[piece], teacher.probs[piece]))
-        same.append(guesser.tokens(logits.argmax(-1)) == teacher.best[piece])
+        # The largest of scores with NaN among them is no guess.
+        same.append((guesser.tokens(logits.argmax(-1)) == teacher.best[piece]) & logits.isfinite().all(-1))
     return torch.cat(values), torch.cat(same)
 
 

@@ -86,10 +86,12 @@ def how_it_went(facts: Mapping[str, Any], device: torch.device, loss: str) -> st
     """
     seconds = facts["seconds"]
     duration = f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    cores = usable_cores()
     versions = [f"{name} {version}" for name, version in package_versions("torch", "transformers").items()]
     return (
         f"{facts['steps']:,} steps in {duration} with {facts['processes']} "
-        f"process{'es' if facts['processes'] > 1 else ''} on {usable_cores()} cores of {device_name(device)}; AdamW, "
+        f"process{'es' if facts['processes'] > 1 else ''} on {cores} core{'s' if cores > 1 else ''} of "
+        f"{device_name(device)}; AdamW, "
         f"learning rate {facts['settings']['learning_rate']:g} falling as a cosine, {loss}. {', '.join(versions)}."
     )
 

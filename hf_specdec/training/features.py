@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.training.checks import require_positive
 from hf_specdec.training.feature_cache import PART_BYTES, FeatureCache, Layout, fill
 from hf_specdec.training.fingerprints import examples_fingerprint, model_fingerprint
 from hf_specdec.training.target_outputs import PaddedTexts, check_process, target_outputs
@@ -67,8 +68,10 @@ class TargetFeatures(Dataset[dict[str, Any]]):
         _check(target, examples, top_k)
         if not hidden_states and not top_k:
             raise ArgumentError("hidden_states=False needs top_k: there would be no features")
-        if cache_max_gb is not None and (cache_dir is None or not cache_max_gb > 0):
-            raise ArgumentError(f"cache_max_gb={cache_max_gb!r} must be above 0, and needs cache_dir")
+        if cache_max_gb is not None:
+            require_positive(cache_max_gb=cache_max_gb)
+            if cache_dir is None:
+                raise ArgumentError(f"cache_max_gb={cache_max_gb!r} needs cache_dir")
         self.target = target
         self.examples = examples
         self.top_k = top_k

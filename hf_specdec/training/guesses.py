@@ -95,8 +95,8 @@ def rank_guesses(features: Tensor, columns: Tensor, output: Callable[[Tensor], T
         output: from `heads.output_of`.
 
     Returns:
-        Ranks int64 `[N, K]` from 0 (`OUTSIDE` and `IGNORED` stay what they are), and cross entropies float32 `[N, K]`,
-        0 where there is no rank.
+        Ranks int64 `[N, K]` from 0 (`OUTSIDE` and `IGNORED` stay what they are; right tokens without a finite logit
+        stand behind all others), and cross entropies float32 `[N, K]`, 0 where there is no rank.
     """
     ranks, losses = columns.clone(), torch.zeros(columns.shape, device=columns.device)
     for start, stop in _chunks(features, output):
@@ -106,7 +106,10 @@ def rank_guesses(features: Tensor, columns: Tensor, output: Callable[[Tensor], T
         value = logits.gather(-1, right)
         # Equal logits are common in 16 bit: the smaller column goes first, so that a rank is taken by one token only.
         before = torch.arange(logits.shape[-1], device=logits.device) < right
-        rank = ((logits > value) | ((logits == value) & before)).sum(-1)
+        # NaN is neither larger nor smaller: what is not known to be at most as large stands before, and a right token
+        # without a finite score behind all.
+        rank = (~(logits <= value) | ((logits == value) & before)).sum(-1)
+        rank = torch.where(value.squeeze(-1).isfinite(), rank, logits.shape[-1])
         loss = logits.logsumexp(-1) - value.squeeze(-1)
         ranks[start:stop] = torch.where(wanted >= 0, rank, wanted).T
         losses[start:stop] = torch.where(wanted >= 0, loss, 0.0).T

@@ -10,6 +10,7 @@ from transformers import EvalPrediction, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.checks import require_share
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import HeadCollator, head_losses, rank_guesses
 from hf_specdec.training.rank_rates import RankCounts, check_width, count_ranks
@@ -52,8 +53,7 @@ class MedusaTrainer(FeaturesTrainer):
         if not isinstance(model, MedusaHeads):
             raise ArgumentError(f"model must be MedusaHeads, not {type(model).__name__}")
         features = self.check_datasets(train_dataset, eval_dataset)
-        if not 0 < head_decay <= 1:
-            raise ArgumentError(f"head_decay={head_decay!r} must be above 0 and at most 1")
+        require_share(head_decay=head_decay)
         model.check(features.target)
         check_width(model, width)
         super().__init__(

@@ -12,11 +12,13 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.heads.choices import best_tree, expected_tokens
+from hf_specdec.training.checks import require_share
 from hf_specdec.training.curves import draw_head_curves, write_log
 from hf_specdec.training.facts import RunClock, run_facts, training_notes
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.folders import RunFolder
 from hf_specdec.training.medusa import MedusaTrainer
+from hf_specdec.training.rank_rates import check_width
 from hf_specdec.training.runs import (
     CURVES,
     LOG,
@@ -63,8 +65,7 @@ class MedusaSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.head_decay <= 1:
-            raise ArgumentError(f"head_decay={self.head_decay!r} must be above 0 and at most 1")
+        require_share(head_decay=self.head_decay)
         if self.draft_vocab_size is not None and self.draft_vocab_size < self.width:
             raise ArgumentError(
                 f"draft_vocab_size={self.draft_vocab_size} must be a whole number of at least width={self.width}"
@@ -132,7 +133,9 @@ def train_medusa(
         The heads, in the target's dtype.
 
     Raises:
-        ArgumentError: the draft vocabulary is larger than the target's, or the folder is in use.
+        ArgumentError: the draft vocabulary is larger than the target's, the width larger than what heads can guess, or
+            the folder is in use.
+        NonFiniteTrainingError: losses or weights came to be NaN or infinite; no heads are written.
     """
     clock = RunClock()
     target = train.target
@@ -145,6 +148,7 @@ def train_medusa(
         own_output=settings.own_output,
         base_model=names.model,
     )
+    check_width(heads, settings.width)
     claim(folder, arguments)
     trainer = MedusaTrainer(
         heads,

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
+from hf_specdec.training.checks import is_whole, non_finite_weight
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
 
@@ -92,9 +93,10 @@ def measure_ranks(
 
     Raises:
         ArgumentError: `width` is not a number from 1 to the size of the draft vocabulary, heads and target do not fit,
-            or no text has anything to guess.
+            weights are not finite, or no text has anything to guess.
     """
     check_width(heads, width)
+    check_weights(heads)
     heads.check(features.target)
     placed, output = heads.placed(features.target), heads.output_of(features.target)
     device = next(placed.parameters()).device
@@ -122,5 +124,16 @@ def check_width(heads: MedusaHeads, width: int) -> None:
         ArgumentError: they have not.
     """
     size = heads.num_guessable
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1 or (size is not None and width > size):
+    if not is_whole(width) or width < 1 or (size is not None and width > size):
         raise ArgumentError(f"width={width!r} must be a whole number from 1 to {size or 'the size of the vocabulary'}")
+
+
+def check_weights(heads: MedusaHeads) -> None:
+    """See that heads can guess at all.
+
+    Raises:
+        ArgumentError: a weight is NaN or infinite.
+    """
+    name = non_finite_weight(heads)
+    if name is not None:
+        raise ArgumentError(f"heads: {name} holds NaN or infinite weights, so they cannot guess; train them again")

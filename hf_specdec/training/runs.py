@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.checks import require_whole
+from hf_specdec.training.checks import require_not_negative, require_positive, require_seed, require_whole
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.fingerprints import examples_fingerprint
 from hf_specdec.training.folders import RunFolder
@@ -64,9 +64,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_whole(**{name: getattr(self, name) for name in self.whole})
-        for name in ("epochs", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(f"{name}={getattr(self, name)!r} must be above 0")
+        require_positive(epochs=self.epochs, learning_rate=self.learning_rate)
+        require_seed(seed=self.seed)
         if self.draft_vocab_size is not None:
             require_whole(draft_vocab_size=self.draft_vocab_size)
 
@@ -120,7 +119,12 @@ def cached_features(
         cache_dir: folder for what was computed once; None: it is computed again in each epoch and each evaluation.
         cache_gb: bound of all files there, in 10^9 bytes, which parts share by their size; None for no bound.
         **kinds: which features; see `TargetFeatures`.
+
+    Raises:
+        ArgumentError: a bound that is none.
     """
+    if cache_gb is not None:
+        require_not_negative(cache_gb=cache_gb)
     learned = {name: sum(one.num_learned for one in examples) for name, examples in parts.items()}
     opened = []
     for name, examples in parts.items():
@@ -203,6 +207,9 @@ def train_to_end(
         parts: all texts.
         folder: claimed.
         progress: told how many texts of a part are in its cache, and how many there will be.
+
+    Raises:
+        NonFiniteTrainingError: losses or weights came to be NaN or infinite.
     """
     # Whoever wants to see the log has a callback for it.
     trainer.remove_callback(PrinterCallback)
@@ -214,3 +221,4 @@ def train_to_end(
     if checkpoint is not None:
         _LOGGER.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.check_weights()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
+from hf_specdec.training.checks import NonFiniteTrainingError, non_finite_weight
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.order import NextOrder, SimilarLengths
 
@@ -94,6 +96,50 @@ class FeaturesTrainer(Trainer):
                 "train_dataset=None and eval_dataset=None: there is nothing to train or to evaluate on"
             )
         return given[0]
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """A step of the Trainer, which would log the mean of earlier losses for one that is not finite, and go on.
+
+        Raises:
+            NonFiniteTrainingError: the loss is not finite.
+        """
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        if not loss.isfinite():
+            raise NonFiniteTrainingError(
+                f"the loss of step {self.state.global_step + 1} is {float(loss)}: {self._cure}"
+            )
+        return loss
+
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        """An evaluation of the Trainer; it comes before a checkpoint, which then is not written if this raises.
+
+        Raises:
+            NonFiniteTrainingError: something that is measured is not finite.
+        """
+        metrics: dict[str, float] = super().evaluate(*arguments, **named)
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteTrainingError(f"{name} after step {self.state.global_step} is {value}: {self._cure}")
+        return metrics
+
+    def check_weights(self) -> None:
+        """See that what was trained is of use.
+
+        Raises:
+            NonFiniteTrainingError: a weight is not finite.
+        """
+        name = non_finite_weight(self.accelerator.unwrap_model(self.model))
+        if name is not None:
+            raise NonFiniteTrainingError(f"the training left NaN or infinite weights in {name}: {self._cure}")
+
+    @property
+    def _cure(self) -> str:
+        return (
+            f"the training is lost; begin again in a new folder with a lower learning_rate than "
+            f"{self.args.learning_rate:g}, or in another number format"
+        )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of texts of similar lengths, in another order in each epoch."""

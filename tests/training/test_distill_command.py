@@ -85,7 +85,8 @@ def test_a_killed_run_goes_on(
     command = ["distill-draft", "--model", tiny_model_folder, "--data", answers, "--output", tmp_path / "killed"]
     fixed = ["--cpu", "--layers", "1", "--dtype", "float32", "--held-out", "0.2", "--top-k", "8", "--batch-size", "4"]
     result = RUNNER.invoke(app, [str(one) for one in (*command, *fixed, "--evaluations", "2", *settings)])
-    assert result.exit_code != 0
+    assert result.exit_code == 130
+    assert "The same command goes on from the last checkpoint" in result.output
     assert list((tmp_path / "killed" / "checkpoints").glob("checkpoint-*"))
     distill(tiny_model_folder, answers, tmp_path / "killed", *settings)
 
@@ -102,6 +103,10 @@ def test_a_killed_run_goes_on(
         (("--layers", "1,7"), "from 0 to 1"),
         (("--own-output",), "needs draft_vocab_size"),
         (("--draft-vocab", "500"), "500"),
+        (("--top-k", "26"), "Invalid value for --top-k: 26 is more than the target's 25 tokens"),
+        (("--learning-rate", "inf"), "learning_rate=inf must be above 0 and finite"),
+        (("--learning-rate", "nan"), "learning_rate=nan must be above 0 and finite"),
+        (("--cache-max-gb", "inf"), "cache_max_gb=inf must be a finite number"),
     ],
 )
 def test_refusals(
@@ -114,3 +119,25 @@ def test_refusals(
     assert not output.exists()
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_top_k_is_clipped_to_the_vocabulary(tiny_model_folder: Path, answers: Path, tmp_path: Path) -> None:
+    arguments = ["distill-draft", "--model", tiny_model_folder, "--data", answers, "--output", tmp_path / "draft"]
+    result = RUNNER.invoke(app, [*map(str, arguments), "--cpu", "--layers", "1", "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
+    log = json.loads((tmp_path / "draft" / "training_log.json").read_text(encoding="utf-8"))
+    assert log["settings"]["top_k"] == 25
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(
+    tiny_model_folder: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_specdec.training import distill as module
+
+    divergence = module.divergence
+    monkeypatch.setattr(module, "divergence", lambda *arguments: divergence(*arguments) * float("nan"))
+    arguments = ["distill-draft", "--model", tiny_model_folder, "--data", answers, "--output", tmp_path / "draft"]
+    result = RUNNER.invoke(app, [*map(str, arguments), "--cpu", "--layers", "1", "--dtype", "float32"])
+    assert result.exit_code == 1
+    assert "the loss of step 1 is nan: the training is lost" in " ".join(result.output.split())
+    assert not (tmp_path / "draft" / "model.safetensors").exists()

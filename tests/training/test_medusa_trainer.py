@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import zoo
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.training import guesses
+from hf_specdec.training.checks import NonFiniteTrainingError
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
 from hf_specdec.training.medusa import MedusaTrainer
@@ -152,6 +154,20 @@ class TestRanks:
             assert ranks.item() == rank
             torch.testing.assert_close(losses[0, 0], -logits[0, 0].log_softmax(-1)[column])
 
+    @pytest.mark.parametrize(
+        ("logits", "ranks"),
+        [
+            ([math.nan, math.nan, math.nan], [3, 3, 3]),
+            ([1.0, math.nan, 2.0], [2, 3, 1]),
+            ([1.0, math.inf, 2.0], [2, 3, 1]),
+            ([1.0, -math.inf, 2.0], [1, 3, 0]),
+        ],
+    )
+    def test_scores_that_are_not_finite_are_never_right(self, logits: list[float], ranks: list[int]) -> None:
+        scores = torch.tensor(logits).expand(1, 3, 3)
+        found, _ = rank_guesses(torch.zeros(1, 3, 2), torch.tensor([[0], [1], [2]]), lambda features: scores)
+        assert found.flatten().tolist() == ranks
+
     def test_marks_stay_what_they_are(self) -> None:
         columns = torch.tensor([[OUTSIDE, IGNORED, 1]])
         ranks, losses = rank_guesses(torch.zeros(3, 1, 2), columns, lambda features: torch.zeros(3, 1, 4))
@@ -255,6 +271,25 @@ class KillAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
+class TestNonFinite:
+    def test_a_loss_stops_the_training(self, train: TargetFeatures, tmp_path: Path) -> None:
+        heads = make_heads(train.target)
+        next(heads.parameters()).data.fill_(math.nan)
+        with pytest.raises(NonFiniteTrainingError, match=r"loss of step 1 is nan: .* lower learning_rate than 0\.01"):
+            MedusaTrainer(heads, arguments(tmp_path), train_dataset=train).train()
+
+    def test_weights_of_the_last_step_are_seen(self, train: TargetFeatures, tmp_path: Path) -> None:
+        heads = make_heads(train.target)
+        trainer = MedusaTrainer(heads, arguments(tmp_path), train_dataset=train, eval_dataset=train)
+        trainer.check_weights()
+        next(heads.parameters()).data.view(-1)[0] = math.inf
+        with pytest.raises(NonFiniteTrainingError, match="left NaN or infinite weights in heads.blocks"):
+            trainer.check_weights()
+        next(heads.parameters()).data.fill_(math.nan)
+        with pytest.raises(NonFiniteTrainingError, match="eval_.* after step 0 is nan"):
+            trainer.evaluate()
+
+
 class TestOrder:
     def test_every_epoch_has_all_texts_in_another_order(self) -> None:
         order = SimilarLengths(list(range(103)), batch_size=4, seed=0)
@@ -285,6 +320,7 @@ class TestRefusals:
         [
             ({"head_decay": 0.0}, "head_decay=0.0"),
             ({"head_decay": 1.5}, "head_decay=1.5"),
+            ({"head_decay": math.nan}, "head_decay=nan"),
             ({"width": 98}, "width=98"),
             ({"train_dataset": None}, "nothing to train"),
             ({"train_dataset": [1, 2]}, "train_dataset must be TargetFeatures, not list"),

@@ -114,6 +114,19 @@ class TestTuneTree:
         assert self.tune(folder, tiny_model_folder, "--output", str(folder / "new"), heads="published").exit_code == 0
         assert MedusaHeads.from_pretrained(folder / "new").tree is not None
 
+    def test_heads_that_cannot_guess_are_refused(self, folder: Path, tiny_model_folder: Path) -> None:
+        heads = MedusaHeads.from_pretrained(folder / "heads")
+        next(heads.parameters()).data.view(-1)[3] = float("nan")
+        heads.save_pretrained(folder / "heads")
+        result = self.tune(folder, folder / "no model")
+        assert result.exit_code == 1
+        assert "Error: heads: blocks" in result.stderr
+        assert "NaN or infinite weights" in result.stderr
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+        with pytest.raises(ArgumentError, match="heads: blocks"):
+            measure_ranks(heads, make_features(model, 1))
+        assert MedusaHeads.from_pretrained(folder / "heads").tree is None
+
     @pytest.mark.parametrize(
         ("more", "message"),
         [

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from typer.testing import CliRunner, Result
 
@@ -17,7 +19,7 @@ import hf_specdec
 from hf_specdec.cli import app
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads, best_tree
-from hf_specdec.training import medusa_run
+from hf_specdec.training import curves, facts, medusa, medusa_run
 from hf_specdec.training.facts import RunClock
 from hf_specdec.training.folders import RunFolder
 from hf_specdec.training.medusa_run import MedusaSettings
@@ -69,10 +71,10 @@ class Killed(Exception):
     """Like a kill, for all that the files can tell."""
 
 
-def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def kill_after(step: int, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException] = Killed) -> None:
     def on_step_end(self: TrainerCallback, args: Any, state: Any, control: Any, **further: Any) -> None:
         if state.global_step == step:
-            raise Killed
+            raise kind
 
     monkeypatch.setattr(RunClock, "on_step_end", on_step_end)
 
@@ -192,6 +194,26 @@ class TestResuming:
         assert result.exit_code == 1
         assert "holds a run that differs in head_decay;" in result.stderr
 
+    def test_ctrl_c(
+        self, tiny_model_folder: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for step, words in ((1, "before the first checkpoint. The same command begins"), (6, "goes on from the last")):
+            with monkeypatch.context() as patched:
+                kill_after(step, patched, KeyboardInterrupt)
+                result = train(tiny_model_folder, answers, tmp_path / "heads")
+            assert result.exit_code == 130
+            assert words in result.stderr
+
+    def test_a_loss_that_is_not_finite_ends_the_run(
+        self, tiny_model_folder: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        losses = medusa.head_losses
+        monkeypatch.setattr(medusa, "head_losses", lambda *arguments: losses(*arguments) * float("nan"))
+        result = train(tiny_model_folder, answers, tmp_path / "heads")
+        assert result.exit_code == 1
+        assert "Error: the loss of step 1 is nan: the training is lost; begin again" in result.stderr
+        assert not (tmp_path / "heads" / "model.safetensors").exists()
+
 
 class TestRefusals:
     """All come before the model is loaded, and change nothing."""
@@ -202,7 +224,13 @@ class TestRefusals:
             (["--heads", "40"], r"none of the 24 training texts has 41 tokens to learn"),
             (["--held-out", "0"], r"held_out=0\.0"),
             (["--epochs", "0"], r"epochs=0\.0 must be above 0"),
+            (["--epochs", "inf"], r"epochs=inf must be above 0 and finite"),
+            (["--learning-rate", "inf"], r"learning_rate=inf must be above 0 and finite"),
+            (["--learning-rate", "nan"], r"learning_rate=nan must be above 0 and finite"),
+            (["--cache-gb", "inf"], r"cache_gb=inf must be a finite number"),
+            (["--held-out", "nan"], r"held_out=nan"),
             (["--head-decay", "2"], r"head_decay=2\.0"),
+            (["--head-decay", "nan"], r"head_decay=nan"),
             (["--draft-vocab", "3"], r"draft_vocab_size=3 must be .* at least width=10"),
         ],
     )
@@ -227,6 +255,15 @@ class TestRefusals:
         result = train(tiny_model_folder, answers, tmp_path / "heads", "--draft-vocab", "500")
         assert result.exit_code == 1
         assert "draft_vocab_size=500 is more than the 25 tokens" in result.stderr
+
+    def test_of_a_width_leaves_the_folder_free(self, tiny_model_folder: Path, answers: Path, tmp_path: Path) -> None:
+        words = ["--model", tiny_model_folder, "--data", answers, "--output", tmp_path / "heads", "--heads", "2"]
+        arguments = ["train-medusa", *map(str, words), "--cpu", "--dtype", "float32", "--held-out", "0.12"]
+        result = CliRunner().invoke(app, [*arguments, "--width", "99"])
+        assert result.exit_code == 1
+        assert "width=99 must be a whole number from 1 to 25" in result.stderr
+        assert not (tmp_path / "heads").exists()
+        assert CliRunner().invoke(app, [*arguments, "--width", "9"]).exit_code == 0
 
     def test_of_an_empty_file(self, tiny_model_folder: Path, tmp_path: Path) -> None:
         (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
@@ -254,6 +291,30 @@ class TestRefusals:
     def test_of_settings(self, name: str, value: object) -> None:
         with pytest.raises(ArgumentError, match=rf"{name}={value!r} must be a whole number"):
             MedusaSettings(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "epochs", "head_decay", "seed"])
+def test_settings_that_are_no_numbers(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}='a' must be"):
+        MedusaSettings(**{name: "a"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cores", "words"), [(1, "on 1 core of"), (4, "on 4 cores of")])
+def test_one_core_is_no_plural(cores: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "usable_cores", lambda: cores)
+    known = {"seconds": 3.0, "steps": 2, "processes": 1, "settings": {"learning_rate": 0.1}}
+    assert words in facts.how_it_went(known, torch.device("cpu"), "loss")
+
+
+def test_curves_show_their_labels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(curves, "save_figure", lambda path, figure, axes: figures.append(figure))
+    curves.draw_head_curves(tmp_path / "curves.png", [{"step": 1, "loss": 1.0, "eval_head0_top1": 0.5}], 1)
+    canvas = FigureCanvasAgg(figures[0])
+    canvas.draw()
+    for axes in figures[0].axes:
+        box = axes.yaxis.label.get_window_extent(canvas.get_renderer())
+        assert 0 <= box.y0 < box.y1 <= figures[0].bbox.height
 
 
 def test_settings_are_checked_against_the_held_out_texts_too() -> None:
