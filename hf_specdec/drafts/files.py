@@ -99,10 +99,15 @@ def load_assistant(name: str | os.PathLike[str], target: PreTrainedModel, **sett
         settings: for `AutoModelForCausalLM.from_pretrained`, if it is a model of its own.
 
     Raises:
-        DraftModelError: a distilled draft of another model.
-        OSError: nothing is there.
+        ArgumentError: a distilled draft one of whose files is damaged, or a config.json that describes nothing.
+        DraftModelError: a distilled draft of another model, or one whose two files contradict each other.
+        OSError: nothing is there, or its config.json is no JSON file.
     """
-    config, _ = PreTrainedConfig.get_config_dict(name)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(name)
+    except TypeError as error:  # transformers looks for fields in whatever the file holds
+        raise ArgumentError(f"{_CONFIG} of {str(name)!r} does not hold the fields of a model: {error}") from error
+    _check_fields(config, name)
     if config.get("model_type") == MODEL_TYPE:
         return load_draft(name, target)
     model: Any = AutoModelForCausalLM.from_pretrained(name, **settings)
@@ -133,13 +138,19 @@ def _find(place: Place, name: str) -> Path:
 
 def _read_record(place: Place) -> DraftRecord:
     _find(place, _CONFIG)
-    config = place.read_json(_CONFIG)
+    try:
+        config = place.read_json(_CONFIG)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; fetch it again or write it anew with save_draft") from error
+    _check_fields(config, place.source)
+    return DraftRecord.from_dict(config)
+
+
+def _check_fields(config: object, name: str | os.PathLike[str]) -> None:
     if not isinstance(config, dict):
         raise ArgumentError(
-            f"{_CONFIG} of {str(place.source)!r} holds {config!r}, not the fields of a draft; write it anew with "
-            "save_draft"
+            f"{_CONFIG} of {str(name)!r} holds {config!r}, not the fields of a model: fetch it again or write it anew"
         )
-    return DraftRecord.from_dict(config)
 
 
 def _read_tensors(place: Place, source: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import zoo
 from hf_specdec import ArgumentError, DraftModelError, load_draft, make_draft, save_draft
-from hf_specdec.drafts import stock_model
+from hf_specdec.drafts import load_assistant, stock_model
 
 TOKENS = torch.tensor([3, 90, 5, *range(10, 60)])
 Tensors = dict[str, torch.Tensor]
@@ -43,8 +43,10 @@ def change_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
 def test_no_config(target: PreTrainedModel, tmp_path: Path, content: bytes) -> None:
     (write(target, tmp_path) / "config.json").write_bytes(content)
 
-    with pytest.raises(ArgumentError, match=r"config\.json of .*"):
+    with pytest.raises(ArgumentError, match=r"config\.json of .* write it anew"):
         load_draft(tmp_path, target)
+    with pytest.raises((ArgumentError, OSError), match=r"config\.json"):
+        load_assistant(tmp_path, target)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
