@@ -148,8 +148,13 @@ class TestBatches:
             ([Example([1] * 129, 0)], {}, "a text of 129 tokens, and the target takes 128: .* max_length=128"),
             ([Example([1, 2], 0)], {"top_k": 98}, "top_k=98 must be between 0 and the target's 97"),
             ([Example([1, 2], 0)], {"hidden_states": False}, "hidden_states=False needs top_k"),
-            ([Example([1, 2], 0)], {"cache_max_gb": 1}, "cache_max_gb=1 must be above 0, and needs cache_dir"),
+            ([Example([1, 2], 0)], {"cache_max_gb": 1}, "cache_max_gb=1 needs cache_dir"),
             ([Example([1, 2], 0)], {"cache_dir": "x", "cache_max_gb": 0}, "cache_max_gb=0 must be above 0"),
+            (
+                [Example([1, 2], 0)],
+                {"cache_dir": "x", "cache_max_gb": float("inf")},
+                "cache_max_gb=inf must be above 0 and",
+            ),
         ],
     )
     def test_refusals(
