@@ -38,6 +38,7 @@ from hf_specdec.bench import (
     split_arms,
     write_results,
 )
+from hf_specdec.cli.names import without_folders
 from hf_specdec.demo_model import DEMO_MODEL_NAME, demo_model_folder, make_layer_draft, shipped_folder
 from hf_specdec.drafts import load_assistant
 from hf_specdec.errors import SpecDecError
@@ -130,10 +131,10 @@ def run(
     results = Results(
         collect_provenance(
             target,
-            name=without_folder(model) if model else DEMO_MODEL_NAME,
+            name=without_folders(model) if model else DEMO_MODEL_NAME,
             draft=in_words(draft, draft_layers),
             seed=seed,
-            command=shlex.join(["python", "evals/speed/run.py", *map(without_folder, sys.argv[1:])]),
+            command=shlex.join(["python", "evals/speed/run.py", *map(without_folders, sys.argv[1:])]),
             preparation_seconds=preparation,
         ),
         speed,
@@ -173,12 +174,6 @@ def in_words(draft: str | None, layers: int) -> str | None:
     if draft is not None:
         return Path(draft).name if Path(draft).is_dir() else draft
     return f"the first {layers} layers of the target, untrained" if layers else None
-
-
-def without_folder(argument: str) -> str:
-    """File names only: a stored command should not tell where its files lay."""
-    option, equals, value = argument.rpartition("=")
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from hf_specdec.errors import SpecDecError
+from hf_specdec.extras import require_packages
 
 _PACKAGES = ("scipy", "matplotlib")
 
@@ -19,6 +18,4 @@ def require_extras() -> None:
     Raises:
         AuditDependencyError: one of them is missing.
     """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise AuditDependencyError(f"the audit needs {' and '.join(missing)}: pip install 'hf_specdec[bench]'")
+    require_packages(_PACKAGES, "the audit", "bench", AuditDependencyError)

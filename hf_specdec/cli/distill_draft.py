@@ -92,14 +92,8 @@ def distill_draft(
     from hf_specdec.cli.training_progress import TrainingBars
     from hf_specdec.cli.training_words import load_target
     from hf_specdec.training.checks import require_not_negative
-    from hf_specdec.training.distill_run import (
-        DistillSettings,
-        RunNames,
-        distill,
-        prepare_run,
-        read_target,
-        trainer_arguments,
-    )
+    from hf_specdec.training.distill_run import DistillSettings, distill, read_target
+    from hf_specdec.training.runs import RunNames, open_run, trainer_arguments
     from hf_specdec.training.texts import read_examples, split_examples
 
     require_not_negative(cache_max_gb=cache_max_gb)
@@ -121,7 +115,7 @@ def distill_draft(
     names = RunNames(model_name or public_name(model), data_name or public_name(data), command_line())
     examples = read_examples(data, AutoTokenizer.from_pretrained(model), max_length=max_length, limit=limit, chat=chat)
     train, test = split_examples(examples, held_out, seed)
-    folder = prepare_run(output, train, test, settings, names)
+    folder = open_run(output, train, test, settings, names)
     use_cpu = cpu or not torch.accelerator.is_available()
     arguments = trainer_arguments(folder, settings, len(train), use_cpu=use_cpu, disable_tqdm=True)
     main_process = arguments.process_index == 0

@@ -14,9 +14,10 @@ def public_name(path: str) -> str:
 
 def command_line() -> str:
     """The words of this process's call, absolute paths without the folders above them."""
-    return shlex.join(["hf-specdec", *map(_without_folders, sys.argv[1:])])
+    return shlex.join(["hf-specdec", *map(without_folders, sys.argv[1:])])
 
 
-def _without_folders(word: str) -> str:
+def without_folders(word: str) -> str:
+    """A word of a command line; an absolute path in it keeps its last part."""
     option, equals, value = word.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)

@@ -78,14 +78,8 @@ def train_medusa(
     from hf_specdec.cli.training_progress import TrainingBars
     from hf_specdec.cli.training_words import accuracy_table, load_target
     from hf_specdec.training.checks import require_not_negative
-    from hf_specdec.training.medusa_run import (
-        MedusaSettings,
-        RunNames,
-        open_features,
-        prepare_run,
-        train_medusa,
-        trainer_arguments,
-    )
+    from hf_specdec.training.medusa_run import MedusaSettings, open_features, prepare_run, train_medusa
+    from hf_specdec.training.runs import RunNames, trainer_arguments
     from hf_specdec.training.texts import read_examples, split_examples
 
     require_not_negative(cache_gb=cache_gb)

@@ -27,17 +27,11 @@ from hf_specdec.training.runs import (
     cached_features,
     claim,
     draft_vocabulary,
-    open_run,
     train_to_end,
-    trainer_arguments,
 )
 from hf_specdec.training.texts import Example
 
-__all__ = ["DistillSettings", "RunNames", "distill", "prepare_run", "read_target", "trainer_arguments"]
-
 CARD, FULL = "README.md", "full"
-
-prepare_run = open_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +149,7 @@ def distill(
         args=arguments,
         callbacks=[clock, *callbacks],
     )
-    train_to_end(trainer, (held_out, train), folder, progress)
-    metrics = trainer.evaluate()
+    metrics = train_to_end(trainer, (held_out, train), folder, progress)
     draft.eval()
     if trainer.is_world_process_zero():
         facts = run_facts(trainer, names, settings, train, held_out, token_map, clock) | {

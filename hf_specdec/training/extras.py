@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
+from hf_specdec.extras import require_packages
 from hf_specdec.training.records import TrainingDependencyError
 
 _PACKAGES = ("accelerate", "matplotlib")
@@ -15,6 +14,4 @@ def require_extras() -> None:
     Raises:
         TrainingDependencyError: one of them is missing.
     """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise TrainingDependencyError(f"training needs {' and '.join(missing)}: pip install 'hf_specdec[train]'")
+    require_packages(_PACKAGES, "training", "train", TrainingDependencyError)

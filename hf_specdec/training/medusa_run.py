@@ -29,11 +29,8 @@ from hf_specdec.training.runs import (
     draft_vocabulary,
     open_run,
     train_to_end,
-    trainer_arguments,
 )
 from hf_specdec.training.texts import Example
-
-__all__ = ["MedusaSettings", "RunNames", "open_features", "prepare_run", "train_medusa", "trainer_arguments"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +157,6 @@ def train_medusa(
         callbacks=[clock, *callbacks],
     )
     train_to_end(trainer, (held_out, train), folder, progress)
-    if trainer.rank_counts is None:  # all steps were done before a kill
-        trainer.evaluate()
     counts = trainer.rank_counts
     assert counts is not None
     heads.rank_rates = counts.rates

@@ -199,7 +199,7 @@ def train_to_end(
     parts: Sequence[TargetFeatures],
     folder: RunFolder,
     progress: Callable[[int, int], None],
-) -> None:
+) -> dict[str, float]:
     """Fill the caches of all parts, and train from the last checkpoint on; in every process of a run.
 
     Args:
@@ -207,6 +207,9 @@ def train_to_end(
         parts: all texts.
         folder: claimed.
         progress: told how many texts of a part are in its cache, and how many there will be.
+
+    Returns:
+        What the evaluation of the last step measured.
 
     Raises:
         NonFiniteTrainingError: losses or weights came to be NaN or infinite.
@@ -222,3 +225,5 @@ def train_to_end(
         _LOGGER.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.check_weights()
+    # There was none if all steps had been done before a kill.
+    return trainer.evaluate() if trainer.measured is None else trainer.measured

@@ -62,6 +62,8 @@ class FeaturesTrainer(Trainer):
             self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
         self.add_callback(NextOrder(self._order))
+        self.measured: dict[str, float] | None = None
+        """What the latest evaluation measured."""
 
     def collator(self, dataset: TargetFeatures) -> Callable[[list[dict[str, Any]]], Any]:
         """What makes batches of the items of a data set."""
@@ -122,6 +124,7 @@ class FeaturesTrainer(Trainer):
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteTrainingError(f"{name} after step {self.state.global_step} is {value}: {self._cure}")
+        self.measured = metrics
         return metrics
 
     def check_weights(self) -> None:

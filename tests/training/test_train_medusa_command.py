@@ -23,6 +23,7 @@ from hf_specdec.training import curves, facts, medusa, medusa_run
 from hf_specdec.training.facts import RunClock
 from hf_specdec.training.folders import RunFolder
 from hf_specdec.training.medusa_run import MedusaSettings
+from hf_specdec.training.runs import RunNames
 from hf_specdec.training.texts import Example
 from taught import make_examples, write_answers
 
@@ -319,6 +320,6 @@ def test_curves_show_their_labels_whole(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_settings_are_checked_against_the_held_out_texts_too() -> None:
     long, short = Example(list(range(9)), 1), Example([1, 2], 1)
-    names = medusa_run.RunNames("model", "data", "command")
+    names = RunNames("model", "data", "command")
     with pytest.raises(ArgumentError, match="none of the 1 held-out texts has 5 tokens"):
         medusa_run.prepare_run(Path("nowhere"), [long], [short], MedusaSettings(), names)
