@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,14 @@ from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.texts import Example
 
 NUM_PROMPT = 4
+
+# What `python -m` runs to start one process, or two. accelerate has one launcher for several processes on one machine
+# and names it after GPUs.
+ONE_PROCESS = "runpy"
+TWO_PROCESSES = (
+    "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no --main_process_port 0 -m"
+)
 
 
 def make_examples(target: PreTrainedModel, count: int, seed: int = 0, longest: int = 20) -> list[Example]:
@@ -65,3 +76,11 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
         "report_to": [],
     }
     return TrainingArguments(str(folder), **settings | changes)
+
+
+def train_by_command(launcher: str, arguments: str, output: Path, model: Path, data: Path, *more: str) -> None:
+    """Run a training command of `hf-specdec` in processes of its own, on the CPU."""
+    command = f"{sys.executable} -m {launcher} hf_specdec.cli {arguments} --cpu"
+    paths = ["--model", str(model), "--data", str(data), "--output", str(output)]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([*command.split(), *paths, *more], env=environment, check=True, timeout=300)

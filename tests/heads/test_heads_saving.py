@@ -113,7 +113,7 @@ class TestCard:
         heads.save_pretrained(tmp_path, model_card_kwargs={"sections": {"Speed": "Not measured."}})
         card = ModelCard.load(tmp_path / "README.md")
         assert card.data.base_model == "some/base"
-        assert card.data.library_name == "hf_specdec"
+        assert card.data.to_dict()["library_name"] == "hf_specdec"
         assert {"medusa", "speculative-decoding"} <= set(card.data.tags)
         text = card.text
         assert "# Medusa heads for some/base" in text

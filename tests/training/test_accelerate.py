@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,30 +10,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_specdec.heads import MedusaHeads
-from taught import make_examples, write_answers
+from taught import ONE_PROCESS, TWO_PROCESSES, make_examples, train_by_command, write_answers
 
-
-def run(launcher: str, output: Path, model: Path, data: Path, *more: str) -> None:
-    command = (
-        f"{sys.executable} -m {launcher} hf_specdec.cli train-medusa --heads 2 --draft-vocab 20 --epochs 2 "
-        "--batch-size 2 --held-out 0.12 --evaluations 3 --learning-rate 0.01 --dtype float32 --own-output --cpu"
-    )
-    paths = ["--model", str(model), "--data", str(data), "--output", str(output)]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([*command.split(), *paths, *more], env=environment, check=True, timeout=300)
+ARGUMENTS = (
+    "train-medusa --heads 2 --draft-vocab 20 --epochs 2 --batch-size 2 --held-out 0.12 --evaluations 3 "
+    "--learning-rate 0.01 --dtype float32 --own-output"
+)
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_with_two_batches_a_step(tiny_model_folder: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
     data = write_answers(tmp_path / "answers.jsonl", make_examples(model, 27))
-    # accelerate has one launcher for several processes on one machine and names it after GPUs.
-    launch = (
-        "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
-        "--dynamo_backend no --main_process_port 0 -m"
-    )
-    run(launch, tmp_path / "two", tiny_model_folder, data)
-    run("runpy", tmp_path / "one", tiny_model_folder, data, "--accumulate", "2")
+    train_by_command(TWO_PROCESSES, ARGUMENTS, tmp_path / "two", tiny_model_folder, data)
+    train_by_command(ONE_PROCESS, ARGUMENTS, tmp_path / "one", tiny_model_folder, data, "--accumulate", "2")
     two, one = (MedusaHeads.from_pretrained(tmp_path / name) for name in ("two", "one"))
     for weight, other in zip(two.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-6)

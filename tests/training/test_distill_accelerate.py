@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import load_draft
 from hf_specdec.drafts import own_parameters
-from taught import make_examples, write_answers
+from taught import ONE_PROCESS, TWO_PROCESSES, make_examples, train_by_command, write_answers
 
-
-def run(launcher: str, output: Path, model: Path, data: Path, *more: str) -> None:
-    command = (
-        f"{sys.executable} -m {launcher} hf_specdec.cli distill-draft --layers 0 --draft-vocab 20 --epochs 2 "
-        "--batch-size 2 --held-out 0.12 --evaluations 3 --top-k 8 --own-output --dtype float32 --cpu"
-    )
-    paths = ["--model", str(model), "--data", str(data), "--output", str(output)]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([*command.split(), *paths, *more], env=environment, check=True, timeout=300)
+ARGUMENTS = (
+    "distill-draft --layers 0 --draft-vocab 20 --epochs 2 --batch-size 2 --held-out 0.12 --evaluations 3 "
+    "--top-k 8 --own-output --dtype float32"
+)
 
 
 @pytest.mark.slow
@@ -32,13 +24,8 @@ def test_two_processes(tiny_model_folder: Path, tmp_path: Path) -> None:
     """The same texts in each step, so the same draft; and no held-out text counts twice."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
     data = write_answers(tmp_path / "answers.jsonl", make_examples(model, 27))
-    # accelerate has one launcher for several processes on one machine and names it after GPUs.
-    launch = (
-        "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
-        "--dynamo_backend no --main_process_port 0 -m"
-    )
-    run(launch, tmp_path / "two", tiny_model_folder, data)
-    run("runpy", tmp_path / "one", tiny_model_folder, data, "--accumulate", "2")
+    train_by_command(TWO_PROCESSES, ARGUMENTS, tmp_path / "two", tiny_model_folder, data)
+    train_by_command(ONE_PROCESS, ARGUMENTS, tmp_path / "one", tiny_model_folder, data, "--accumulate", "2")
 
     two, one = (own_parameters(load_draft(tmp_path / name, model)) for name in ("two", "one"))
     for name, weight in two.items():
