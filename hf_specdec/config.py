@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec.checks import is_whole
 from hf_specdec.compat import default_generation_settings
 from hf_specdec.errors import ArgumentError, UnsupportedError, UnsupportedModelError
 
@@ -134,7 +135,7 @@ def _check_draft_setting(name: str, value: Any) -> None:
     elif name == "assistant_confidence_threshold":
         valid, wanted = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
     else:
-        valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        valid = is_whole(value) and value >= 1
         wanted = "a whole number of at least 1"
     if not valid:
         raise ArgumentError(f"{name}={value!r} must be {wanted}")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hf_specdec.audit.locks import Locks
 from hf_specdec.errors import ArgumentError
@@ -35,18 +35,8 @@ class Journal:
         self._read_until = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        self._locks = Locks(path.with_suffix(".lock"))
-        try:
-            self._open(json.loads(json.dumps(identity)))
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._locks = Locks(path.with_suffix(".locks"))
+        self._open(json.loads(json.dumps(identity)))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -82,10 +72,6 @@ class Journal:
                 with self._locks.hold(_FILE):
                     self._read()
             yield mine
-
-    def close(self) -> None:
-        """Let go of everything; the journal can still be read."""
-        self._locks.close()
 
     def _open(self, identity: dict[str, Any]) -> None:
         with self._locks.hold(_FILE):

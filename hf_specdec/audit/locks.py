@@ -3,75 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-if sys.platform != "win32":
-    import fcntl
+from filelock import FileLock, Timeout
 
 
 class Locks:
-    """Any number of named locks in one file: each is a lock on one byte, far behind the file's end.
-
-    On Windows every lock is free: there one process at a time is all that works.
+    """Any number of named locks, each a file that stays empty.
 
     Args:
-        path: the file; made if it is not there. It stays empty.
+        folder: holds the files; made if it is not there.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
         """Wait for a lock and keep it meanwhile."""
-        self._lock(name, wait=True)
-        try:
+        with self._lock(name):
             yield
-        finally:
-            self._release(name)
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[bool]:
-        """Keep a lock meanwhile, if no other process has it; yields whether that is so."""
-        mine = self._lock(name, wait=False)
+        """Keep a lock meanwhile, if nobody has it; yields whether that is so."""
+        lock = self._lock(name)
         try:
-            yield mine
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
         finally:
-            if mine:
-                self._release(name)
+            lock.release()
 
-    def close(self) -> None:
-        """Let go of all."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    if sys.platform == "win32":
-
-        def _lock(self, name: str, wait: bool) -> bool:
-            return True
-
-        def _release(self, name: str) -> None:
-            pass
-
-    else:
-
-        def _lock(self, name: str, wait: bool) -> bool:
-            assert self._descriptor is not None
-            try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _byte(name))
-            except (BlockingIOError, PermissionError):
-                return False
-            return True
-
-        def _release(self, name: str) -> None:
-            if self._descriptor is not None:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _byte(name))
-
-
-def _byte(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+    def _lock(self, name: str) -> FileLock:
+        return FileLock(self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock")

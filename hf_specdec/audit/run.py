@@ -98,7 +98,8 @@ def run_audit(
         "tie_units": settings.tie_units,
     }
     known = _applicable(settings)
-    with Journal(folder / JOURNAL, identity) as journal, clean_generation_config(model):
+    journal = Journal(folder / JOURNAL, identity)
+    with clean_generation_config(model):
         work = Work(model, tokenizer, encoded, arms, settings, journal)
         run_jobs(all_jobs(work, known), journal, progress)
         return collect(work, provenance, skipped, known)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from hf_specdec.checks import is_finite, require_seed, require_whole
 from hf_specdec.errors import ArgumentError
+
+_COUNTS = ("max_new_tokens", "law_tokens", "control_tokens", "rows")
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,13 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         values = self.temperatures
-        if not values or any(isinstance(t, bool) or not isinstance(t, int | float) or t < 0 for t in values):
+        if not values or not all(is_finite(t) and t >= 0 for t in values):
             raise ArgumentError(f"temperatures={values!r} must be one number or more, none below 0")
         object.__setattr__(self, "temperatures", tuple(float(value) for value in values))
         if len(set(values)) < len(values):
             raise ArgumentError(f"temperatures={values!r} names one temperature twice")
-        for name in ("max_new_tokens", "law_tokens", "control_tokens", "rows"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ArgumentError(f"{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ArgumentError(f"seed={self.seed!r} must be an int")
+        require_whole(**{name: getattr(self, name) for name in _COUNTS})
+        require_seed(seed=self.seed)
         if not 0 < self.alpha < 1:
             raise ArgumentError(f"alpha={self.alpha!r} must lie between 0 and 1")
         if not self.tie_units >= 0:

@@ -17,6 +17,7 @@ from hf_specdec.cli.training_options import (
     Accumulate,
     BatchSize,
     CacheDir,
+    CacheMaxGb,
     Chat,
     Cpu,
     DataName,
@@ -68,9 +69,7 @@ def distill_draft(
     evaluations: Evaluations = 10,
     depth: Annotated[int, typer.Option(min=1, help="Guesses of the chains that evaluations look at.")] = 5,
     cache_dir: CacheDir = None,
-    cache_max_gb: Annotated[
-        float, typer.Option(min=0.0, help="Disk for what the target says; the rest is computed in each epoch.")
-    ] = 10.0,
+    cache_max_gb: CacheMaxGb = 10.0,
     full: Annotated[
         bool, typer.Option("--full", help="Also write a model with embeddings, for programs without hf_specdec.")
     ] = False,
@@ -89,11 +88,11 @@ def distill_draft(
     require_extras()
     import torch
 
+    from hf_specdec.checks import require_not_negative
     from hf_specdec.cli.training_progress import TrainingBars
     from hf_specdec.cli.training_words import load_target
-    from hf_specdec.training.checks import require_not_negative
-    from hf_specdec.training.distill_run import DistillSettings, distill, read_target
-    from hf_specdec.training.runs import RunNames, open_run, trainer_arguments
+    from hf_specdec.training.distill_run import DistillSettings, distill
+    from hf_specdec.training.runs import RunNames, cached_features, open_run, trainer_arguments
     from hf_specdec.training.texts import read_examples, split_examples
 
     require_not_negative(cache_max_gb=cache_max_gb)
@@ -121,7 +120,17 @@ def distill_draft(
     main_process = arguments.process_index == 0
     with stopping(folder, main_process):
         target = load_target(model, dtype, arguments.device)
-        features = read_target(target, train, test, folder, settings, cache_dir=cache_dir, cache_max_gb=cache_max_gb)
+        features = cached_features(
+            target,
+            train,
+            test,
+            folder,
+            "scores",
+            cache_dir=cache_dir,
+            cache_max_gb=cache_max_gb,
+            top_k=settings.top_k,
+            hidden_states=False,
+        )
         with TrainingBars("Target reads", main_process) as bars:
             _, metrics = distill(
                 *features, folder, settings, names, arguments, full=full, callbacks=[bars], progress=bars.count_texts

@@ -16,6 +16,7 @@ from hf_specdec.cli.training_options import (
     Accumulate,
     BatchSize,
     CacheDir,
+    CacheMaxGb,
     Chat,
     Cpu,
     DataName,
@@ -57,7 +58,7 @@ def train_medusa(
     chat: Chat = None,
     evaluations: Evaluations = 10,
     cache_dir: CacheDir = None,
-    cache_gb: Annotated[float, typer.Option(min=0.0, help="Bound of that, in GB; 0 keeps nothing.")] = 4.0,
+    cache_max_gb: CacheMaxGb = 4.0,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the tree that is stored with the heads.")] = 24,
     width: Annotated[int, typer.Option(min=1, help="Guesses of a head that are told apart.")] = 10,
     dtype: TrainingDtype = Dtype.bfloat16,
@@ -75,14 +76,14 @@ def train_medusa(
     require_extras()
     import torch
 
+    from hf_specdec.checks import require_not_negative
     from hf_specdec.cli.training_progress import TrainingBars
     from hf_specdec.cli.training_words import accuracy_table, load_target
-    from hf_specdec.training.checks import require_not_negative
-    from hf_specdec.training.medusa_run import MedusaSettings, open_features, prepare_run, train_medusa
-    from hf_specdec.training.runs import RunNames, trainer_arguments
+    from hf_specdec.training.medusa_run import MedusaSettings, prepare_run, train_medusa
+    from hf_specdec.training.runs import RunNames, cached_features, trainer_arguments
     from hf_specdec.training.texts import read_examples, split_examples
 
-    require_not_negative(cache_gb=cache_gb)
+    require_not_negative(cache_max_gb=cache_max_gb)
     settings = MedusaSettings(
         num_heads=heads,
         num_layers=layers,
@@ -108,8 +109,8 @@ def train_medusa(
     main_process = arguments.process_index == 0
     with stopping(folder, main_process):
         target = load_target(model, dtype, arguments.device)
-        features = open_features(
-            target, train, test, (cache_dir or folder.features) if cache_gb else None, cache_gb or None
+        features = cached_features(
+            target, train, test, folder, "states", cache_dir=cache_dir, cache_max_gb=cache_max_gb
         )
         with TrainingBars("Target reads", main_process) as bars:
             trained = train_medusa(

@@ -27,6 +27,9 @@ CacheDir = Annotated[
     Path | None,
     typer.Option(help="Where to keep what the target says about the texts; in the output folder until the end."),
 ]
+CacheMaxGb = Annotated[
+    float, typer.Option(min=0.0, help="Disk for that, in GB; what does not fit is computed in each epoch.")
+]
 TrainingDtype = Annotated[Dtype, typer.Option(help="Number format of the target and of computing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use the CPU even if there is an accelerator.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]

@@ -9,6 +9,7 @@ from typing import Self
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_specdec.checks import is_whole
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.chain import ChainModel, draft_chains, keep_accepted
 from hf_specdec.drafters.chain_length import ChainLength
@@ -73,7 +74,7 @@ class EarlyExit(Drafter):
         if self.exit_layer is not None:
             raise ArgumentError(f"EarlyExit takes exit_layer={self.exit_layer} or layers={self.layers!r}, not both")
         self.layers = tuple(self.layers)
-        whole = all(isinstance(index, int) and not isinstance(index, bool) for index in self.layers)
+        whole = all(map(is_whole, self.layers))
         if not whole or not self.layers or self.layers[0] < 0 or sorted(set(self.layers)) != list(self.layers):
             raise ArgumentError(f"EarlyExit(layers={self.layers!r}) must be increasing indices of layers from 0")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from hf_specdec.checks import is_finite
 from hf_specdec.costs import node_cost
 from hf_specdec.drafters.base import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.settings import eos_tokens, require_whole
@@ -45,7 +46,7 @@ class GrownDrafter(Drafter):
     def __post_init__(self) -> None:
         require_whole(self, "nodes", "depth")
         cost = self.node_cost
-        if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= 1):
+        if cost is not None and (not is_finite(cost) or not 0 <= cost <= 1):
             raise ArgumentError(f"{type(self).__name__}(node_cost={cost!r}) must be a number from 0 to 1")
 
     @abstractmethod

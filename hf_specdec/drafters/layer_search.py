@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_specdec.checks import require_whole
 from hf_specdec.compat import forward_parameters
 from hf_specdec.drafters.payoff import best_length, guess_cost, speedup
 from hf_specdec.errors import ArgumentError
@@ -52,8 +53,7 @@ def search_layers(
     Each step measures, for every layer that is still kept, the agreement without it, and leaves out the layers that
     are missed least. It ends when one layer is left or nothing is guessed any more.
     """
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ArgumentError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
+    require_whole(max_new_tokens=max_new_tokens)
     kept = tuple(range(len(decoder_layers(model))))
     if len(kept) < 2:
         raise ArgumentError(f"{type(model).__name__} has {len(kept)} layer, so none can be left out")

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from hf_specdec.checks import is_whole
 from hf_specdec.drafters.base import DraftContext
 from hf_specdec.errors import ArgumentError
 
@@ -28,7 +29,7 @@ def require_whole(owner: object, *names: str) -> None:
     """
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value) or value < 1:
             raise ArgumentError(f"{type(owner).__name__}({name}={value!r}) must be a whole number of at least 1")
 
 

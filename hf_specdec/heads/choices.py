@@ -9,6 +9,7 @@ from math import prod
 from os import PathLike
 from pathlib import Path
 
+from hf_specdec.checks import is_whole, require_whole
 from hf_specdec.errors import ArgumentError
 
 Choices = tuple[tuple[int, ...], ...]
@@ -33,7 +34,7 @@ def checked_tree(tree: Iterable[Sequence[int]], num_heads: int, width: int | Non
     nodes = []
     for node in tree:
         ranks = tuple(node) if isinstance(node, list | tuple) else ()
-        if not ranks or any(not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 for rank in ranks):
+        if not ranks or any(not is_whole(rank) or rank < 0 for rank in ranks):
             raise ArgumentError(f"tree: a node is a list of ranks, whole numbers from 0 on, but one is {node!r}")
         nodes.append(ranks)
     if not nodes:
@@ -133,8 +134,7 @@ def best_tree(rank_rates: Sequence[Sequence[float]], num_nodes: int) -> Choices:
     Raises:
         ArgumentError: `num_nodes` is not a whole number of at least 1, rates are no shares, or all of them are zero.
     """
-    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 1:
-        raise ArgumentError(f"num_nodes={num_nodes!r} must be a whole number of at least 1")
+    require_whole(num_nodes=num_nodes)
     rates = checked_rates(rank_rates)
     # By falling rate, so that the next sibling to consider is always the one behind; equal ones by rank.
     order = [[rank for _, rank in sorted((-rate, rank) for rank, rate in enumerate(head))] for head in rates]

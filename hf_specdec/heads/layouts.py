@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_specdec.checks import is_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads.checks import checked_token_map
 
@@ -158,7 +159,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
     """Refuse settings of a wrong type, which would else be compared in vain with what the weights say."""
     for name in ("hidden_size", "vocab_size", "draft_vocab_size", "truncated_vocab_size"):
         size = config.get(name)
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        if size is not None and (not is_whole(size) or size < 1):
             raise ArgumentError(
                 f"config.json says {name}={size!r}, which must be a whole number of at least 1; correct or remove it"
             )

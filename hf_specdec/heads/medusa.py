@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_specdec.atomic import replace_file
+from hf_specdec.checks import require_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads.card import MARK, medusa_card
 from hf_specdec.heads.checks import checked_base_model, checked_dtype, checked_notes, checked_token_map
@@ -102,9 +103,7 @@ class MedusaHeads(
         super().__init__()
         sizes = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": num_layers}
         optional = {"vocab_size": vocab_size, "draft_vocab_size": draft_vocab_size}
-        for name, size in (sizes | {name: size for name, size in optional.items() if size is not None}).items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ArgumentError(f"{name}={size!r} must be a whole number of at least 1")
+        require_whole(**sizes, **{name: size for name, size in optional.items() if size is not None})
         if vocab_size is None and (own_output or draft_vocab_size is not None):
             raise ArgumentError("vocab_size=None: own output matrices and a draft vocabulary need its number")
         if vocab_size is not None and draft_vocab_size is not None and draft_vocab_size > vocab_size:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_specdec.checks import is_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.sources.automaton import ROOT, SuffixAutomaton
 from hf_specdec.sources.base import Guess, Source
@@ -54,7 +55,7 @@ class SuffixStore:
     """
 
     def __init__(self, max_tokens: int = 100_000, *, learn: bool = True) -> None:
-        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 4:
+        if not is_whole(max_tokens) or max_tokens < 4:
             raise ArgumentError(f"SuffixStore(max_tokens={max_tokens!r}) must be a whole number of at least 4")
         self.max_tokens = max_tokens
         self.learn = learn

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.cache import TreeCache
+from hf_specdec.checks import is_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.runner import ModelRunner, check_attention, check_runnable
 from hf_specdec.sources.base import Guess, Source
@@ -50,7 +51,7 @@ class SuccessorTable:
 
     def __init__(self, vocab_size: int, num_successors: int = 8) -> None:
         for name, value in (("vocab_size", vocab_size), ("num_successors", num_successors)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise ArgumentError(f"SuccessorTable({name}={value!r}) must be a whole number of at least 1")
         if num_successors > vocab_size:
             raise ArgumentError(
@@ -127,7 +128,7 @@ class SuccessorTable:
         check_vocab_size(self, model)
         check_runnable(model)
         check_attention(model, chains_only=False, single_row=True)
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        if not is_whole(batch_size) or batch_size < 1:
             raise ArgumentError(f"fill(batch_size={batch_size!r}) must be a whole number of at least 1")
         begin = model.config.get_text_config(decoder=True).bos_token_id
         start = [] if begin is None else [begin]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.checks import require_not_negative, require_seed, require_whole
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.enable import generate
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.answer_file import AnswerFile
-from hf_specdec.training.checks import require_not_negative, require_seed, require_whole
 from hf_specdec.training.fingerprints import model_fingerprint
 from hf_specdec.training.records import Record, read_records
 from hf_specdec.training.texts import encode_chat, prompt_messages, uses_chat

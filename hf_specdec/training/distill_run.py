@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -24,12 +23,10 @@ from hf_specdec.training.runs import (
     LOG,
     RunNames,
     RunSettings,
-    cached_features,
     claim,
     draft_vocabulary,
     train_to_end,
 )
-from hf_specdec.training.texts import Example
 
 CARD, FULL = "README.md", "full"
 
@@ -63,33 +60,6 @@ class DistillSettings(RunSettings):
         super().__post_init__()
         if self.own_output and self.draft_vocab_size is None:
             raise ArgumentError("own_output=True needs draft_vocab_size: a whole output matrix is too much to train")
-
-
-def read_target(
-    target: PreTrainedModel,
-    train: Sequence[Example],
-    held_out: Sequence[Example],
-    folder: RunFolder,
-    settings: DistillSettings,
-    *,
-    cache_dir: Path | None = None,
-    cache_max_gb: float | None = None,
-) -> tuple[TargetFeatures, TargetFeatures]:
-    """The target's best scores for both sets of texts.
-
-    Args:
-        target: the model.
-        train: texts to train on.
-        held_out: others.
-        folder: of the run, which holds the cache if no other place is named, and removes it at its end.
-        settings: of the run.
-        cache_dir: where the cache is and stays.
-        cache_max_gb: see `cached_features`; 0 for no cache.
-    """
-    place = None if cache_max_gb == 0 else cache_dir or folder.features
-    parts = {"training-scores": train, "held-out-scores": held_out}
-    training, measured = cached_features(target, parts, place, cache_max_gb, top_k=settings.top_k, hidden_states=False)
-    return training, measured
 
 
 def distill(

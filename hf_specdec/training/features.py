@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from hf_specdec.checks import require_positive
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.checks import require_positive
 from hf_specdec.training.feature_cache import PART_BYTES, FeatureCache, Layout, fill
 from hf_specdec.training.fingerprints import examples_fingerprint, model_fingerprint
 from hf_specdec.training.target_outputs import PaddedTexts, check_process, target_outputs

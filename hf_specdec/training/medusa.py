@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, TrainingArguments
 
+from hf_specdec.checks import require_share
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
-from hf_specdec.training.checks import require_share
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import HeadCollator, head_losses, rank_guesses
 from hf_specdec.training.rank_rates import RankCounts, check_width, count_ranks

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
+from hf_specdec.checks import require_share
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.heads.choices import best_tree, expected_tokens
-from hf_specdec.training.checks import require_share
 from hf_specdec.training.curves import draw_head_curves, write_log
 from hf_specdec.training.facts import RunClock, run_facts, training_notes
 from hf_specdec.training.features import TargetFeatures
@@ -24,7 +24,6 @@ from hf_specdec.training.runs import (
     LOG,
     RunNames,
     RunSettings,
-    cached_features,
     claim,
     draft_vocabulary,
     open_run,
@@ -84,24 +83,6 @@ def prepare_run(
                 f"is how far {settings.num_heads} heads reach; give longer answers or train fewer heads"
             )
     return open_run(output, train, held_out, settings, names)
-
-
-def open_features(
-    target: PreTrainedModel,
-    train: Sequence[Example],
-    held_out: Sequence[Example],
-    cache_dir: Path | None,
-    cache_gb: float | None,
-) -> tuple[TargetFeatures, TargetFeatures]:
-    """What the target says about the texts to train on and about those held out.
-
-    Args:
-        target: the model.
-        train, held_out: the texts.
-        cache_dir, cache_gb: see `cached_features`.
-    """
-    training, measured = cached_features(target, {"training": train, "held-out": held_out}, cache_dir, cache_gb)
-    return training, measured
 
 
 def train_medusa(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hf_specdec.checks import is_whole
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
-from hf_specdec.training.checks import is_whole, non_finite_weight
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
+from hf_specdec.training.weights import non_finite_weight
 
 TOP = 5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
+from hf_specdec.checks import require_not_negative, require_positive, require_seed, require_whole
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.checks import require_not_negative, require_positive, require_seed, require_whole
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.fingerprints import examples_fingerprint
 from hf_specdec.training.folders import RunFolder
@@ -106,32 +106,40 @@ def open_run(
 
 def cached_features(
     target: PreTrainedModel,
-    parts: Mapping[str, Sequence[Example]],
+    train: Sequence[Example],
+    held_out: Sequence[Example],
+    folder: RunFolder,
+    name: str,
+    *,
     cache_dir: Path | None,
-    cache_gb: float | None,
+    cache_max_gb: float,
     **kinds: Any,
-) -> list[TargetFeatures]:
-    """What the target says about several lists of texts.
+) -> tuple[TargetFeatures, TargetFeatures]:
+    """What the target says about the texts to train on and about those held out.
 
     Args:
         target: the model.
-        parts: texts by the name of their folder in the cache.
-        cache_dir: folder for what was computed once; None: it is computed again in each epoch and each evaluation.
-        cache_gb: bound of all files there, in 10^9 bytes, which parts share by their size; None for no bound.
+        train, held_out: the texts.
+        folder: of the run, which holds the cache if no other place is named, and removes it at its end.
+        name: of this kind of features, so that one `cache_dir` can hold several.
+        cache_dir: where the cache is and stays.
+        cache_max_gb: bound of all files there, in 10^9 bytes, which both share by their size; 0 for no cache: all is
+            computed again in each epoch and each evaluation.
         **kinds: which features; see `TargetFeatures`.
 
     Raises:
         ArgumentError: a bound that is none.
     """
-    if cache_gb is not None:
-        require_not_negative(cache_gb=cache_gb)
-    learned = {name: sum(one.num_learned for one in examples) for name, examples in parts.items()}
-    opened = []
-    for name, examples in parts.items():
-        bound = None if cache_gb is None else cache_gb * learned[name] / sum(learned.values())
-        kept: dict[str, Any] = {} if cache_dir is None else {"cache_dir": cache_dir / name, "cache_max_gb": bound}
-        opened.append(TargetFeatures(target, examples, **kinds, **kept))
-    return opened
+    require_not_negative(cache_max_gb=cache_max_gb)
+    if cache_max_gb == 0:
+        return TargetFeatures(target, train, **kinds), TargetFeatures(target, held_out, **kinds)
+    place = cache_dir or folder.features
+    learned = [sum(one.num_learned for one in examples) for examples in (train, held_out)]
+    bounds = [cache_max_gb * part / sum(learned) for part in learned]
+    return (
+        TargetFeatures(target, train, cache_dir=place / f"training-{name}", cache_max_gb=bounds[0], **kinds),
+        TargetFeatures(target, held_out, cache_dir=place / f"held-out-{name}", cache_max_gb=bounds[1], **kinds),
+    )
 
 
 def draft_vocabulary(target: PreTrainedModel, train: Sequence[Example], size: int | None) -> Tensor | None:

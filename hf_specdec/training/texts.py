@@ -13,8 +13,8 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from hf_specdec.checks import is_finite
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.checks import is_finite
 from hf_specdec.training.records import Record, read_records
 
 _LOGGER = logging.getLogger(__name__)

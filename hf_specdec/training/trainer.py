@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from hf_specdec.errors import ArgumentError
-from hf_specdec.training.checks import NonFiniteTrainingError, non_finite_weight
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.order import NextOrder, SimilarLengths
+from hf_specdec.training.weights import NonFiniteTrainingError, non_finite_weight
 
 
 class FeaturesTrainer(Trainer):

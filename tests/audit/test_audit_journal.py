@@ -13,17 +13,11 @@ from hf_specdec.audit.work import Work
 IDENTITY = {"seed": 1, "temperatures": (0.0, 1.0)}
 
 
-def opened(path: Path, identity: dict[str, object] = IDENTITY) -> Journal:
-    """What another process finds; it reads all there is, then lets go."""
-    with Journal(path, identity) as journal:
-        return journal
-
-
 def test_records_come_back(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "journal.jsonl"
-    with Journal(path, IDENTITY) as journal:
-        assert journal.add("a", {"pair": (1, 2)}) == {"pair": [1, 2]}
-    again = opened(path)
+    journal = Journal(path, IDENTITY)
+    assert journal.add("a", {"pair": (1, 2)}) == {"pair": [1, 2]}
+    again = Journal(path, IDENTITY)
     assert len(again) == 1
     assert again["a"] == {"pair": [1, 2]}
     assert "b" not in again
@@ -31,43 +25,43 @@ def test_records_come_back(tmp_path: Path) -> None:
 
 def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with Journal(path, IDENTITY) as journal:
-        journal.add("a", 1)
+    journal = Journal(path, IDENTITY)
+    journal.add("a", 1)
     path.write_bytes(path.read_bytes() + b'{"key": "b", "val')
-    with Journal(path, IDENTITY) as journal:
-        assert "a" in journal
-        assert "b" not in journal
-        journal.add("c", 2)
-    assert opened(path)["c"] == 2
+    journal = Journal(path, IDENTITY)
+    assert "a" in journal
+    assert "b" not in journal
+    journal.add("c", 2)
+    assert Journal(path, IDENTITY)["c"] == 2
 
 
 def test_killed_before_the_first_line_was_complete(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"aud')
-    assert len(opened(path)) == 0
-    assert len(opened(path)) == 0
+    assert len(Journal(path, IDENTITY)) == 0
+    assert len(Journal(path, IDENTITY)) == 0
 
 
 def test_what_others_write_meanwhile_is_read(tmp_path: Path) -> None:
     """And what another one left half written when it was killed is cut off, whoever comes next."""
     path = tmp_path / "journal.jsonl"
-    with Journal(path, IDENTITY) as one, Journal(path, IDENTITY) as other:
-        one.add("a", 1)
-        assert "a" not in other
-        with other.claim("some job") as mine:
-            assert mine
-            assert other["a"] == 1
-        with path.open("ab") as file:
-            file.write(b'{"key": "b", ')
-        other.add("c", 3)
-        one.add("d", 4)
-        assert one["c"] == 3
-    assert len(opened(path)) == 3
+    one, other = Journal(path, IDENTITY), Journal(path, IDENTITY)
+    one.add("a", 1)
+    assert "a" not in other
+    with other.claim("some job") as mine:
+        assert mine
+        assert other["a"] == 1
+    with path.open("ab") as file:
+        file.write(b'{"key": "b", ')
+    other.add("c", 3)
+    one.add("d", 4)
+    assert one["c"] == 3
+    assert len(Journal(path, IDENTITY)) == 3
 
 
 def test_another_audit_is_refused_by_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    opened(path)
+    Journal(path, IDENTITY)
     with pytest.raises(ArgumentError, match="differs in: dtype, seed"):
         Journal(path, IDENTITY | {"seed": 2, "dtype": "float32"})
 

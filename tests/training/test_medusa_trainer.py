@@ -16,13 +16,13 @@ import zoo
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.training import guesses
-from hf_specdec.training.checks import NonFiniteTrainingError
 from hf_specdec.training.features import TargetFeatures
 from hf_specdec.training.guesses import IGNORED, OUTSIDE, HeadCollator, rank_guesses
 from hf_specdec.training.medusa import MedusaTrainer
 from hf_specdec.training.order import SimilarLengths
 from hf_specdec.training.rank_rates import measure_ranks
 from hf_specdec.training.texts import Example
+from hf_specdec.training.weights import NonFiniteTrainingError
 from taught import arguments, disturbed, make_features
 
 TOKEN_MAP = torch.arange(0, zoo.VOCAB_SIZE, 2)

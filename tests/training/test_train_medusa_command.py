@@ -228,7 +228,7 @@ class TestRefusals:
             (["--epochs", "inf"], r"epochs=inf must be above 0 and finite"),
             (["--learning-rate", "inf"], r"learning_rate=inf must be above 0 and finite"),
             (["--learning-rate", "nan"], r"learning_rate=nan must be above 0 and finite"),
-            (["--cache-gb", "inf"], r"cache_gb=inf must be a finite number"),
+            (["--cache-max-gb", "inf"], r"cache_max_gb=inf must be a finite number"),
             (["--held-out", "nan"], r"held_out=nan"),
             (["--head-decay", "2"], r"head_decay=2\.0"),
             (["--head-decay", "nan"], r"head_decay=nan"),

@@ -1,17 +1,11 @@
-"""Settings and weights that must be something in particular."""
+"""Numbers that users give: of which kind they must be."""
 
 from __future__ import annotations
 
 import math
 from typing import TypeGuard
 
-from torch import nn
-
-from hf_specdec.errors import ArgumentError, SpecDecError
-
-
-class NonFiniteTrainingError(SpecDecError, RuntimeError):
-    """A training came to NaN or infinite numbers, from which nothing can be learned."""
+from hf_specdec.errors import ArgumentError
 
 
 def require_whole(**settings: object) -> None:
@@ -77,8 +71,3 @@ def is_whole(value: object) -> TypeGuard[int]:
 def is_finite(value: object) -> TypeGuard[int | float]:
     """Whether it is a number, and neither NaN nor infinite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def non_finite_weight(module: nn.Module) -> str | None:
-    """The name of the first parameter that holds NaN or infinite numbers, or None."""
-    return next((name for name, weight in module.named_parameters() if not weight.isfinite().all()), None)
