@@ -108,11 +108,12 @@ def _word(value: object) -> str:
 
 
 def fingerprint(module: torch.nn.Module, settings: object) -> str:
-    """Other weights or settings, another fingerprint."""
+    """Other weights or settings, another fingerprint; of weights that were offloaded only the names count."""
     digest = hashlib.sha256(repr(settings).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        if not tensor.is_meta:
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_specdec.audit.law import ALL
+from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD
 from hf_specdec.audit.results import Check, ControlRow, FamilyTest, IdentityRow
 from hf_specdec.audit.settings import AuditSettings
+from hf_specdec.audit.statistics import MIN_TOKENS
 from hf_specdec.audit.work import STOCK_BATCH
 
 
@@ -33,10 +34,14 @@ SampleName = tuple[str, str, float]
 
 
 def law_checks(tests: Sequence[FamilyTest], samples: Sequence[SampleName], settings: AuditSettings) -> list[Check]:
-    """One for the whole family; a sample of which no test could judge all tokens proves nothing."""
+    """One for the whole family; a sample of a few tokens proves nothing."""
     if not samples:
         return []
-    judged = {(test.arm, test.verification, test.temperature) for test in tests if test.stratum == ALL}
+    judged = {
+        (test.arm, test.verification, test.temperature)
+        for test in tests
+        if (test.test, test.stratum) == (LOG_LIKELIHOOD, ALL) and test.outcome.count >= MIN_TOKENS
+    }
     untested = [sample for sample in samples if sample not in judged]
     refused = [test for test in tests if test.adjusted <= settings.alpha]
     smallest = min((test.outcome.p_value for test in tests), default=1.0)

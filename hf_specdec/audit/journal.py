@@ -13,6 +13,7 @@ from hf_specdec.audit.locks import Locks
 from hf_specdec.errors import ArgumentError
 
 _FILE = "file"
+_BEGINNING = b'{"audit": '
 
 
 class Journal:
@@ -75,6 +76,7 @@ class Journal:
 
     def _open(self, identity: dict[str, Any]) -> None:
         with self._locks.hold(_FILE):
+            self._check_beginning()
             lines = self._new_lines()
             if lines:
                 self._check_identity(lines[0], identity)
@@ -107,6 +109,12 @@ class Journal:
             if len(complete) < len(text):
                 file.truncate(self._read_until)
         return complete.decode("utf-8").splitlines()
+
+    def _check_beginning(self) -> None:
+        """Before anything is cut off: a file of the user's stays as it is."""
+        with self._path.open("rb") as file:
+            if not _BEGINNING.startswith(file.read(len(_BEGINNING))):
+                raise ArgumentError(f"{self._path} is no journal of an audit; choose another folder")
 
     def _check_identity(self, line: str, identity: dict[str, Any]) -> None:
         try:

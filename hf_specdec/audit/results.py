@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hf_specdec.audit.law import PIT, LawRecord
@@ -59,7 +59,7 @@ class FamilyTest:
         test, stratum: which test, on which tokens.
         outcome: statistic, p-value, number of tokens.
         adjusted: Holm's p-value.
-        detectable: the bias that the test would have shown with probability 0.9.
+        detectable: the bias that a test of the law would have shown with probability 0.9.
         interval: of paired differences, the mean and its 95 % interval.
     """
 
@@ -185,16 +185,12 @@ def identity_row(
 
 
 def law_tests(arm: str, verification: str, temperature: float, law: LawRecord) -> list[FamilyTest]:
-    """All tests of one arm that have enough tokens."""
+    """All tests of one arm."""
     outcomes = [
         (test, stratum, z_test(sums)) for test, strata in law.sums.items() for stratum, sums in sorted(strata.items())
     ]
     outcomes += [(PIT, stratum, ks_test(values)) for stratum, values in sorted(law.pit.items())]
-    return [
-        FamilyTest(arm, verification, temperature, test, stratum, outcome)
-        for test, stratum, outcome in outcomes
-        if outcome is not None
-    ]
+    return [FamilyTest(arm, verification, temperature, *outcome) for outcome in outcomes]
 
 
 def metric_test(
@@ -204,22 +200,22 @@ def metric_test(
     result = paired_bootstrap([mine - stocks for mine, stocks in pairs], seed)
     if result is None:
         return None
-    mean, low, high, p_value = result
-    outcome = Outcome(mean, p_value, len(pairs), (high - low) / 3.92)
-    return FamilyTest(arm, verification, temperature, metric, "documents", outcome, interval=(mean, low, high))
+    outcome, (low, high) = result
+    interval = (outcome.statistic, low, high)
+    return FamilyTest(arm, verification, temperature, metric, "documents", outcome, interval=interval)
 
 
 def adjust(tests: Sequence[FamilyTest], alpha: float) -> list[FamilyTest]:
     """The same tests with Holm's p-values and the bias each could have detected."""
     adjusted = holm([test.outcome.p_value for test in tests])
     return [
-        FamilyTest(**(vars(test) | {"adjusted": p_value, "detectable": _detectable(test, alpha, len(tests))}))
+        replace(test, adjusted=p_value, detectable=_detectable(test, alpha, len(tests)))
         for test, p_value in zip(tests, adjusted, strict=True)
     ]
 
 
 def _detectable(test: FamilyTest, alpha: float, family_size: int) -> float | None:
-    if test.outcome.spread == 0:
+    if test.outcome.spread == 0 or test.interval is not None:
         return None
     find = detectable_distance if test.test == PIT else detectable_bias
     return find(test.outcome, alpha, family_size)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.audit.arms import Arm, choose_arms
+from hf_specdec.audit.arms import Arm, choose_arms, fingerprint
 from hf_specdec.audit.controls import LAW, Control, controls
 from hf_specdec.audit.documents import Document, encode_documents
 from hf_specdec.audit.findings import collect
@@ -20,6 +20,7 @@ from hf_specdec.audit.settings import AuditSettings
 from hf_specdec.audit.work import STOCK, STOCK_BATCH, Work
 from hf_specdec.bench import collect_provenance
 from hf_specdec.drafters import Drafter
+from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.errors import ArgumentError
 from hf_specdec.heads import MedusaHeads
 
@@ -89,6 +90,7 @@ def run_audit(
     # What all pieces of work depend on. Neither date nor thread count belongs to it.
     identity = {
         "model": provenance.model,
+        "weights": fingerprint(model, (model.config.to_json_string(), sorted(eos_tokens(model.generation_config)))),
         "dtype": provenance.dtype,
         "attention": provenance.attention,
         "device": provenance.device,

@@ -172,7 +172,7 @@ def _metrics(results: AuditResults) -> Section:
     text = (
         "Strategy minus stock, paired by document: share of right answers (documents with a known answer) and length "
         "in tokens, with bootstrap intervals of 95 %. These tests belong to the family above and are weak beside it. "
-        "Ten documents at least are needed."
+        "Ten documents at least are needed, and some twenty that differ for a test to fail."
     )
     header = "T,Arm,Verification,Metric,Documents,Mean difference,p,Holm's p".split(",")
     return Section("Task metrics", text, [Table(header, rows)] if rows else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from hf_specdec.checks import is_finite, require_seed, require_whole
+from hf_specdec.checks import is_finite, require_not_negative, require_seed, require_whole
 from hf_specdec.errors import ArgumentError
 
 _COUNTS = ("max_new_tokens", "law_tokens", "control_tokens", "rows")
@@ -40,17 +40,16 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         values = self.temperatures
-        if not values or not all(is_finite(t) and t >= 0 for t in values):
-            raise ArgumentError(f"temperatures={values!r} must be one number or more, none below 0")
+        if isinstance(values, float | int | str) or not values or not all(is_finite(t) and t >= 0 for t in values):
+            raise ArgumentError(f"temperatures={values!r} must be a list of finite numbers, none below 0")
         object.__setattr__(self, "temperatures", tuple(float(value) for value in values))
         if len(set(values)) < len(values):
             raise ArgumentError(f"temperatures={values!r} names one temperature twice")
         require_whole(**{name: getattr(self, name) for name in _COUNTS})
         require_seed(seed=self.seed)
-        if not 0 < self.alpha < 1:
+        if not is_finite(self.alpha) or not 0 < self.alpha < 1:
             raise ArgumentError(f"alpha={self.alpha!r} must lie between 0 and 1")
-        if not self.tie_units >= 0:
-            raise ArgumentError(f"tie_units={self.tie_units!r} must not be negative")
+        require_not_negative(tie_units=self.tie_units)
 
     @property
     def sampled(self) -> list[float]:

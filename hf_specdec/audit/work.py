@@ -165,7 +165,8 @@ class Work:
             else:
                 texts = self._generate(arm, inputs, temperature, seed, verification, notes)
             law = LawRecord()
-            generator = torch.Generator().manual_seed(seed)
+            # Not the seed of the texts: the PIT must not see their very random bits again.
+            generator = torch.Generator().manual_seed(self.settings.seed_of("PIT", seed))
             for row, logits in enumerate(forced_logits(self.model, one.input_ids, texts)):
                 # With keyed noise a draft may know the noise of the very token that it is asked about.
                 proposals = notes.proposals[row][: len(texts[row])] if verification == REJECTION else None

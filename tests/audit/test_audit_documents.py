@@ -109,11 +109,18 @@ def test_marks(text: str, right: bool) -> None:
         {"temperatures": ()},
         {"temperatures": (0.5, 0.5)},
         {"temperatures": (-1.0,)},
+        {"temperatures": (0.5, float("nan"))},
+        {"temperatures": (float("inf"),)},
+        {"temperatures": 0.5},
+        {"temperatures": ("warm",)},
         {"law_tokens": 0},
         {"rows": 1.5},
         {"seed": "a"},
         {"alpha": 1.0},
+        {"alpha": "x"},
         {"tie_units": -1.0},
+        {"tie_units": float("inf")},
+        {"tie_units": "x"},
     ],
 )
 def test_settings_are_checked(changes: dict[str, object]) -> None:

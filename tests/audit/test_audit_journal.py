@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import audits
 import zoo
@@ -68,9 +69,27 @@ def test_another_audit_is_refused_by_what_differs(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text("hello\n")
-    with pytest.raises(ArgumentError, match="no journal"):
-        Journal(path, IDENTITY)
+    for text in ("hello\n", "my notes, with no newline", "line 1\nline 2", "{}", "\xff\n"):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(ArgumentError, match="no journal"):
+            Journal(path, IDENTITY)
+        assert path.read_text(encoding="latin-1") == text
+
+
+def test_other_weights_are_another_audit(tmp_path: Path) -> None:
+    """Of the same name and shape, such as after a further training."""
+    model = audits.make()
+    arguments = {"strategies": {"none": NoDraft()}, "changes": {"temperatures": (0.0,), "max_new_tokens": 4}}
+    audits.audit(tmp_path, model, **arguments)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] += 1
+    with pytest.raises(ArgumentError, match="differs in: weights"):
+        audits.audit(tmp_path, model, **arguments)
+    model = audits.make()
+    audits.audit(tmp_path, model, **arguments)
+    model.generation_config.eos_token_id = 5
+    with pytest.raises(ArgumentError, match="differs in: weights"):
+        audits.audit(tmp_path, model, **arguments)
 
 
 @pytest.fixture

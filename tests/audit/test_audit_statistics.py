@@ -35,9 +35,7 @@ P = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
 
 
 def p_value(sums: Sums) -> float:
-    outcome = z_test(sums)
-    assert outcome is not None
-    return outcome.p_value
+    return z_test(sums).p_value
 
 
 class TestMoments:
@@ -91,10 +89,31 @@ class TestZ:
         assert 0.006 < rate([0.5, 0.3, 0.15, 0.05]) < 0.015
         assert rate([0.56, 0.28, 0.12, 0.04]) > 0.85
 
-    @pytest.mark.parametrize("sums", [Sums(29, 1.0, 29.0, 0.0), Sums(1000, 1.0, 0.0, 0.0), Sums(1000, 3.0, 1.0, 0.9)])
-    def test_what_three_moments_cannot_say_is_not_tested(self, sums: Sums) -> None:
-        """Too few tokens, a certain outcome, one token that decides everything."""
-        assert z_test(sums) is None
+    @pytest.mark.parametrize(
+        "sums", [Sums(29, 40.0, 16.0, 0.0), Sums(1000, 10.0, 1.0, 0.9), Sums(29, -40.0, 16.0, 0.0)]
+    )
+    def test_where_three_moments_do_not_suffice_chebyshev_holds(self, sums: Sums) -> None:
+        """Too few tokens, one token that decides everything."""
+        assert p_value(sums) == pytest.approx(0.01)
+
+    def test_certain_tokens(self) -> None:
+        assert p_value(Sums(1000, 0.0, 0.0, 0.0)) == 1.0
+        assert p_value(Sums(1000, 1e-13, 0.0, 0.0)) > 0.99
+        assert p_value(Sums(1000, -1.0, 0.0, 0.0)) < 1e-9
+
+    @pytest.mark.parametrize("rare", [1e-5, 1e-4, 1e-3])
+    def test_a_peaked_law_does_not_hide_tokens_that_cannot_come(self, rare: float) -> None:
+        """A sum that one token decides is tested all the same, and right tokens pass."""
+        p = torch.tensor([1 - rare, rare, 0.0], dtype=torch.float64)
+        f = p.log().clamp_min(-1e4)
+        certain, allowed, impossible = (moments(p[None], f[None], torch.tensor([token]))[0] for token in range(3))
+
+        def total(*terms: tuple[Sums, int]) -> Sums:
+            return Sums(*(sum(count * term[i] for term, count in terms) for i in range(4)))  # type: ignore[arg-type]
+
+        expected = round(20_000 * rare)
+        assert p_value(total((certain, 20_000 - expected), (allowed, expected))) > 0.05
+        assert p_value(total((certain, 19_990), (impossible, 10))) < 1e-6
 
     def test_sums_add_up(self) -> None:
         assert Sums(1, 2.0, 3.0, 4.0).plus(Sums(10, 20.0, 30.0, 40.0)) == Sums(11, 22.0, 33.0, 44.0)
@@ -117,14 +136,13 @@ class TestPit:
     def test_level_and_power(self) -> None:
         rng = np.random.default_rng(1)
         uniform = [ks_test(rng.random(400).tolist()) for _ in range(2000)]
-        rate = float(np.mean([outcome is not None and outcome.p_value < 0.01 for outcome in uniform]))
+        rate = float(np.mean([outcome.p_value < 0.01 for outcome in uniform]))
         assert 0.005 < rate < 0.016
         bent = ks_test((rng.random(400) ** 1.4).tolist())
-        assert bent is not None
         assert bent.p_value < 1e-5
 
-    def test_too_few_values(self) -> None:
-        assert ks_test([0.5] * 29) is None
+    def test_a_single_value(self) -> None:
+        assert ks_test([0.001]).p_value == pytest.approx(0.002)
 
 
 class TestLaw:
@@ -205,6 +223,25 @@ class TestDetectableBias:
         rate = float(np.mean(2 * stats.norm.sf(np.abs(z)) <= alpha / family))
         assert rate == pytest.approx(0.9, abs=0.01)
 
+    @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+    def test_where_sums_are_skewed_too(self, share: float) -> None:
+        """The exact power of a binomial count, with a bias towards its long tail; such a bias widens it as well."""
+        count, family, alpha = 3000, 40, 1e-3
+        variance, third = share * (1 - share), share * (1 - share) * (1 - 2 * share)
+
+        def outcome(hits: float) -> Outcome:
+            return z_test(Sums(count, hits - count * share, count * variance, count * third))
+
+        bias = detectable_bias(outcome(count * share), alpha, family)
+        critical = next(
+            hits for hits in range(count) if hits > count * share and outcome(hits).p_value <= alpha / family
+        )
+        assert 0.8 < stats.binom.sf(critical - 1, count, share + bias) < 0.95
+
+    def test_chebyshev_sees_less(self) -> None:
+        few = z_test(Sums(20, 0.0, 20.0, 0.0))
+        assert detectable_bias(few, 1e-3, 10) * 20 / math.sqrt(20) == pytest.approx(100 + float(stats.norm.ppf(0.9)))
+
     def test_a_distance_that_is_detected(self) -> None:
         rng = np.random.default_rng(4)
         count, family, alpha = 2000, 40, 1e-3
@@ -214,17 +251,24 @@ class TestDetectableBias:
         for _ in range(200):
             values = rng.random(count)
             values = np.where((values > 0.5) & (rng.random(count) < 2 * distance), values - 0.5, values)
-            outcome = ks_test(values.tolist())
-            assert outcome is not None
-            found += outcome.p_value <= alpha / family
+            found += ks_test(values.tolist()).p_value <= alpha / family
         assert found >= 170
 
 
 class TestPairedBootstrap:
     def test_agreement_and_constant_difference(self) -> None:
-        assert paired_bootstrap([0.0] * 12, 0) == (0.0, 0.0, 0.0, 1.0)
-        assert paired_bootstrap([1.0] * 12, 0) == (1.0, 1.0, 1.0, 0.0)
+        assert paired_bootstrap([0.0] * 12, 0) == (Outcome(0.0, 1.0, 12, 0.0), (0.0, 0.0))
+        assert paired_bootstrap([1.0] * 12, 0) == (Outcome(1.0, 0.5**11, 12, 0.0), (1.0, 1.0))
         assert paired_bootstrap([1.0] * 9, 0) is None
+
+    def test_a_few_equal_differences_prove_little(self) -> None:
+        """Their spread is tiny, but three of one sign come once in four times."""
+        result = paired_bootstrap([1.0, 1.001, 0.999] + [0.0] * 40, 0)
+        assert result is not None
+        assert result[0].p_value >= 0.25
+        result = paired_bootstrap([1.0, 1.001] * 6, 0)
+        assert result is not None
+        assert result[0].p_value == 0.5**11
 
     def test_level_coverage_and_power(self) -> None:
         rng = np.random.default_rng(5)
@@ -232,13 +276,13 @@ class TestPairedBootstrap:
         for _ in range(100):
             result = paired_bootstrap(rng.normal(0, 1, 50).tolist(), 0)
             assert result is not None
-            mean, low, high, p = result
-            assert low < mean < high
+            outcome, (low, high) = result
+            assert low < outcome.statistic < high
             covered += low < 0 < high
-            small += p < 0.05
+            small += outcome.p_value < 0.05
         assert 88 <= covered <= 99
         assert 1 <= small <= 11
         result = paired_bootstrap(rng.normal(1, 1, 50).tolist(), 0)
         assert result is not None
-        assert result[1] > 0
-        assert result[3] < 1e-4
+        assert result[1][0] > 0
+        assert result[0].p_value < 1e-4
