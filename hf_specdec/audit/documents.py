@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.bench import encode_prompt
 from hf_specdec.bench.prompts import MT_BENCH_CATEGORIES
+from hf_specdec.checks import require_whole
 from hf_specdec.errors import ArgumentError
 
 
@@ -41,12 +42,12 @@ def read_documents(path: Path, count: int | None = None) -> list[Document]:
     A line holds `question_id`, `category` and `turns` (Spec-Bench), `question` and `answer` (GSM8K), or `prompt`.
 
     Raises:
-        ArgumentError: no such file, a line of another kind, or fewer documents than asked for.
+        ArgumentError: no such file, no UTF-8, a line of another kind, a count below 1, or fewer documents than that.
     """
-    if not path.is_file():
-        raise ArgumentError(f"there is no file of documents at {path}")
+    if count is not None:
+        require_whole(count=count)
     documents = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -74,7 +75,7 @@ def read_all_documents(sources: Sequence[str]) -> list[Document]:
         path, colon, count = source.rpartition(":")
         if not colon or Path(source).is_file():
             documents += read_documents(Path(source))
-        elif count.isdigit() and int(count) > 0:
+        elif count.isdecimal() and int(count) > 0:
             documents += read_documents(Path(path), int(count))
         else:
             raise ArgumentError(f"{source!r}: behind the colon stands the number of documents, such as {path}:50")
@@ -100,13 +101,15 @@ def encode_documents(
     tokenizer: PreTrainedTokenizerBase,
     *,
     chat: bool | None = None,
-    max_tokens: int | None = None,
+    max_prompt_tokens: int | None = None,
 ) -> list[Encoded]:
-    """Token ids of all documents; longer prompts than `max_tokens` keep their last tokens.
+    """Token ids of all documents; longer prompts than `max_prompt_tokens` keep their last tokens.
 
     Raises:
-        ArgumentError: no documents, an empty one, or two with one name.
+        ArgumentError: no documents, an empty one, two with one name, or less than one token of each.
     """
+    if max_prompt_tokens is not None:
+        require_whole(max_prompt_tokens=max_prompt_tokens)
     if not documents:
         raise ArgumentError("the audit needs at least one document")
     encoded = []
@@ -114,7 +117,7 @@ def encode_documents(
         ids = encode_prompt(tokenizer, document.text, chat=chat)
         if ids.shape[1] == 0:
             raise ArgumentError(f"document {document.document_id} is empty")
-        encoded.append(Encoded(document, ids[:, -max_tokens:] if max_tokens else ids))
+        encoded.append(Encoded(document, ids[:, -max_prompt_tokens:] if max_prompt_tokens else ids))
     names = [document.document_id for document in documents]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -129,6 +132,16 @@ def mixed(documents: Sequence[Encoded]) -> list[Encoded]:
         by_task[one.document.task].append(one)
     places = [((i + 0.5) / len(kept), one) for kept in by_task.values() for i, one in enumerate(kept)]
     return [one for _, one in sorted(places, key=lambda place: place[0])]
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise ArgumentError(f"there is no file of documents at {path}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path.name} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
+    return text.split("\n")  # JSON texts may hold all else that splitlines takes for the end of a line
 
 
 def _document(record: dict[str, Any], source: str, number: int) -> Document:

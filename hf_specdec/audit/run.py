@@ -81,7 +81,7 @@ def run_audit(
     """
     settings = settings or AuditSettings()
     names = names or Names(model.name_or_path or type(model).__name__, assistant.name_or_path if assistant else None)
-    encoded = encode_documents(documents, tokenizer, chat=chat, max_tokens=max_prompt_tokens)
+    encoded = encode_documents(documents, tokenizer, chat=chat, max_prompt_tokens=max_prompt_tokens)
     arms, skipped = choose_arms(model, assistant, strategies, heads)
     _check_names(arms)
     provenance = collect_provenance(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_bare_prompts(tmp_path: Path) -> None:
         (["{folder}/none.jsonl"], "no file of documents"),
         (["{folder}/p.jsonl:many"], "number of documents"),
         (["{folder}/p.jsonl:0"], "number of documents"),
+        (["{folder}/p.jsonl:²"], "number of documents"),
         (["{folder}/p.jsonl:3"], "holds 1 documents, not 3"),
         (["{folder}/bad.jsonl"], "bad.jsonl, line 2"),
     ],
@@ -56,6 +58,31 @@ def test_mistakes_are_named(tmp_path: Path, sources: list[str], message: str) ->
     write(tmp_path / "bad.jsonl", {"prompt": "Sail"}, {"prompt": 3})
     with pytest.raises(ArgumentError, match=message):
         read_all_documents([source.format(folder=tmp_path) for source in sources])
+
+
+def test_json_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    """A byte order mark, both kinds of line end, and signs inside a text that Python too takes for line ends."""
+    text = "one\u2028two\u0085three"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False), "", json.dumps({"prompt": "Row"})]
+    path = tmp_path / "p.jsonl"
+    path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    assert read_documents(path) == [Document("p", "p/1", text), Document("p", "p/3", "Row")]
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('{"prompt": "Möwe"}'.encode("latin-1"))
+    with pytest.raises(ArgumentError, match=r"p.jsonl is not a text in UTF-8: .* at byte 13"):
+        read_documents(path)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, True])
+def test_numbers_below_one_are_refused(number: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": "Sail"}, {"prompt": "Row"})
+    with pytest.raises(ArgumentError, match="count="):
+        read_documents(path, number)
+    with pytest.raises(ArgumentError, match="max_prompt_tokens="):
+        encode_documents(read_documents(path), audits.TOKENIZER, chat=False, max_prompt_tokens=number)
 
 
 def test_documents_that_cannot_be_continued() -> None:
@@ -69,7 +96,7 @@ def test_documents_that_cannot_be_continued() -> None:
 
 
 def test_long_prompts_keep_their_end() -> None:
-    (one,) = encode_documents([Document("a", "1", "abcdef")], audits.TOKENIZER, chat=False, max_tokens=2)
+    (one,) = encode_documents([Document("a", "1", "abcdef")], audits.TOKENIZER, chat=False, max_prompt_tokens=2)
     assert audits.TOKENIZER.decode(one.input_ids[0]) == "ef"
 
 
