@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import UnionType
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM
@@ -21,7 +23,9 @@ from hf_specdec.registry import create_drafter, drafter_names
 LM_EVAL_ARGUMENTS = frozenset(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"}
 
 
-def build_strategy(strategy: object, heads: object, arguments: dict[str, Any]) -> tuple[Drafter, dict[str, Any]]:
+def build_strategy(
+    strategy: object, heads: str | MedusaHeads | None, arguments: dict[str, Any]
+) -> tuple[Drafter, dict[str, Any]]:
     """The strategy with its settings, and the arguments that are none.
 
     Args:
@@ -34,17 +38,14 @@ def build_strategy(strategy: object, heads: object, arguments: dict[str, Any]) -
     """
     drafter = create_drafter(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(drafter, Drafter):
-        raise ArgumentError(f"strategy must be a name or a Drafter object, not {strategy!r}")
-    known = setting_names(drafter).union(*(setting_names(create_drafter(name)) for name in drafter_names()))
+        raise ArgumentError(f"strategy must be a name or a Drafter object, not {_kind(strategy)}")
+    known = known_settings(drafter)
     settings = {name: value for name, value in arguments.items() if name in known - LM_EVAL_ARGUMENTS}
     rest = {name: value for name, value in arguments.items() if name not in settings}
     drafter = with_settings(drafter, settings)
     if heads is None:
         return drafter, rest
-    loaded = MedusaHeads.from_pretrained(heads) if isinstance(heads, str) else heads
-    if not isinstance(loaded, MedusaHeads):
-        raise ArgumentError(f"heads must be a folder, a hub id or MedusaHeads, not {type(heads).__name__}")
-    return drafter.with_heads(loaded), rest
+    return drafter.with_heads(MedusaHeads.from_pretrained(heads) if isinstance(heads, str) else heads), rest
 
 
 def setting_names(drafter: Drafter) -> set[str]:
@@ -52,6 +53,33 @@ def setting_names(drafter: Drafter) -> set[str]:
     if not dataclasses.is_dataclass(drafter):
         return set()
     return {field.name for field in dataclasses.fields(drafter) if field.init}
+
+
+def known_settings(drafter: Drafter) -> set[str]:
+    """The settings that this or any registered strategy has."""
+    return setting_names(drafter).union(*(setting_names(create_drafter(name)) for name in drafter_names()))
+
+
+def named_or_loaded(argument: str, value: object, kind: type | UnionType, called: str = "a loaded model") -> Any:
+    """A model argument, checked.
+
+    Args:
+        argument: its name.
+        value: as given.
+        kind: class of loaded objects, with None if there need be none.
+        called: what messages call such an object.
+
+    Returns:
+        A folder or hub id as a string, a loaded object as it is.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{argument} must be a folder, a hub id or {called}, not {_kind(value)}")
+    return value
 
 
 def check_for_model_object(arguments: dict[str, Any], drafter: Drafter) -> None:
@@ -85,6 +113,11 @@ def unknown_arguments_named(arguments: dict[str, Any], drafter: Drafter) -> Iter
             f"model argument {found[1]!r} is unknown{_suggestion(found[1], drafter)}: strategy {drafter.name} has no "
             "such setting, and neither lm-eval nor from_pretrained takes it"
         ) from error
+
+
+def _kind(value: object) -> str:
+    """Of what type it is: the text of a model would fill the screen."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _suggestion(name: str, drafter: Drafter) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,25 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils_hf import get_dtype
+from torch import nn
 from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.config import check_verification
 from hf_specdec.drafters import Drafter
+from hf_specdec.drafters.draft_check import check_draft_model
 from hf_specdec.drafts import load_assistant
-from hf_specdec.errors import ArgumentError
+from hf_specdec.errors import ArgumentError, SpecDecError
 from hf_specdec.heads import MedusaHeads
 from hf_specdec.lm_eval.arguments import (
     build_strategy,
     check_for_model_object,
+    named_or_loaded,
     setting_names,
     unknown_arguments_named,
 )
 from hf_specdec.lm_eval.counting import counted
+from hf_specdec.lm_eval.gen_kwargs import check_gen_kwargs
 from hf_specdec.lm_eval.prompts import Prompt, mark_requests
 from hf_specdec.lm_eval.report import NO_PART, Report, summary_line
 from hf_specdec.sampling import check_seed
@@ -35,8 +40,6 @@ if TYPE_CHECKING:
 
 # A child of lm-eval's logger, so that these lines stand among its own.
 logger = logging.getLogger("lm_eval.models.hf_specdec")
-
-_OWN_ARGUMENTS = ("strategy", "assistant_model", "heads", "seed", "verification", "lossless")
 
 
 @register_model("hf-specdec")  # type: ignore[no-untyped-call]
@@ -60,49 +63,53 @@ class SpeculativeLM(HFLM):
         arguments: settings of the strategy (`nodes=24`), and everything that lm-eval's `hf` takes.
 
     Raises:
-        ArgumentError: an argument that is unknown, or does not fit the others.
+        ArgumentError: an argument that is unknown, names nothing that can be read, or does not fit the others.
+        DraftModelError: `assistant` cannot draft for this target.
     """
 
     def __init__(
         self,
-        pretrained: str | PreTrainedModel,
+        pretrained: str | os.PathLike[str] | PreTrainedModel,
         strategy: str | Drafter = "prompt_lookup",
-        assistant: str | PreTrainedModel | None = None,
-        heads: str | MedusaHeads | None = None,
+        assistant: str | os.PathLike[str] | PreTrainedModel | None = None,
+        heads: str | os.PathLike[str] | MedusaHeads | None = None,
         verification: str = "keyed",
         lossless: bool = True,
         seed: int = 0,
         **arguments: Any,
     ) -> None:
-        self.drafter, arguments = build_strategy(strategy, heads, arguments)
+        target: str | PreTrainedModel = named_or_loaded("pretrained", pretrained, nn.Module)
+        draft: str | PreTrainedModel | None = named_or_loaded("assistant", assistant, nn.Module | None)
+        trained: str | MedusaHeads | None = named_or_loaded("heads", heads, MedusaHeads | None, "MedusaHeads")
+        self.drafter, arguments = build_strategy(strategy, trained, arguments)
         self.verification = check_verification(verification, lossless)
         self.lossless = lossless
         check_seed(seed)
         if not isinstance(seed, int):
             raise ArgumentError(f"seed must be one int, not {seed!r}; each request gets its own from it")
         self.seed = seed
-        if self.drafter.needs_draft_model and assistant is None:
+        if self.drafter.needs_draft_model and draft is None:
             raise ArgumentError(f"strategy {self.drafter.name!r} drafts with a second model: give assistant=")
-        if assistant is not None and not self.drafter.needs_draft_model:
+        if draft is not None and not self.drafter.needs_draft_model:
             raise ArgumentError(f"strategy {self.drafter.name!r} does not use assistant: drop it, or choose 'tree'")
         if verification == "rejection" and str(arguments.get("batch_size", 1)) != "1":
             raise ArgumentError(
                 "verification='rejection' draws for a whole batch at once, so answers would depend on how requests "
                 "are batched: use batch_size=1, or verification='keyed'"
             )
-        if not isinstance(pretrained, str):
+        if not isinstance(target, str):
             check_for_model_object(arguments, self.drafter)
         with unknown_arguments_named(arguments, self.drafter):
-            super().__init__(pretrained, **arguments)
+            super().__init__(target, **arguments)
         if self.backend != "causal":
             raise ArgumentError(
                 f"{self.config.model_type} is an encoder-decoder model; speculation here needs a decoder-only model, "
                 "use --model hf"
             )
         self._share_requests()
-        self.assistant = self._load_assistant(assistant, arguments)
-        self._assistant_name = assistant if isinstance(assistant, str) else None
-        self._heads_name = heads if isinstance(heads, str) else None
+        self.assistant = self._load_assistant(draft, arguments)
+        self._assistant_name = draft if isinstance(draft, str) else None
+        self._heads_name = trained if isinstance(trained, str) else None
         self.drafter.check(self.model)
         self._rows: list[Prompt] = []
         self._report = Report()
@@ -116,20 +123,37 @@ class SpeculativeLM(HFLM):
     def _load_assistant(
         self, assistant: str | PreTrainedModel | None, arguments: dict[str, Any]
     ) -> PreTrainedModel | None:
-        if not isinstance(assistant, str):
-            return assistant
-        return load_assistant(
-            assistant,
-            self.model,
-            dtype=get_dtype(arguments.get("dtype", "auto")),
-            trust_remote_code=arguments.get("trust_remote_code", False),
-        )
+        if isinstance(assistant, str):
+            assistant = self._read_assistant(assistant, arguments)
+        if assistant is not None:
+            # Padding needs more of its attention; whether there is any is known and asked when a batch is generated.
+            check_draft_model(self.model, assistant, None, None, self.drafter.chains_only, single_row=True)
+        return assistant
+
+    def _read_assistant(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
+        try:
+            return load_assistant(
+                name,
+                self.model,
+                dtype=get_dtype(arguments.get("dtype", "auto")),
+                trust_remote_code=arguments.get("trust_remote_code", False),
+            )
+        except SpecDecError:
+            raise
+        except (OSError, ValueError) as error:  # transformers' own, which do not say what was being read
+            raise ArgumentError(f"assistant={name!r} cannot be loaded as a causal language model: {error}") from error
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answer by generation, and note what each answer took in its request's arguments.
 
         lm-eval writes these into its files of samples, as `arg_2` of the request.
+
+        Raises:
+            ArgumentError, UnsupportedError: the gen_kwargs of any request hold a model argument or what speculation
+                does not honour; said before the first one is answered.
         """
+        for request in requests:
+            check_gen_kwargs(request.args[1], self.drafter, self.model.generation_config)
         marked, prompts = mark_requests(requests, self.seed)
         answers: list[str] = super().generate_until(marked, disable_tqdm=disable_tqdm)
         own = Report()
@@ -155,10 +179,6 @@ class SpeculativeLM(HFLM):
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> torch.Tensor:
-        for name in _OWN_ARGUMENTS:
-            if name in generation_kwargs:
-                own = name.removesuffix("_model")
-                raise ArgumentError(f"{name} cannot be given in gen_kwargs: give {own} in model_args")
         rows = [prompt.stats for prompt in self._rows]
         seeds = [prompt.seed for prompt in self._rows]
         start = time.perf_counter()
@@ -216,7 +236,10 @@ class SpeculativeLM(HFLM):
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """For lm-eval's `results["config"]`: as in `hf`, and the report under `speculation`."""
+        """For lm-eval's `results["config"]`: as in `hf`, and the report under `speculation`.
+
+        lm-eval asks once, when an evaluation has ended, so this takes the report: asked again, it is empty.
+        """
         info: dict[str, Any] = super().get_model_info()
         return info | {"speculation": self.take_report()}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -385,11 +387,6 @@ class TestRefusals:
         with pytest.raises(TypeError, match="unsupported operand"):
             make(models, chat_template_args=3, enable_thinking=False)
 
-    @pytest.mark.parametrize("name", ["strategy", "seed", "verification", "assistant_model", "heads", "lossless"])
-    def test_model_arguments_among_gen_kwargs(self, models: dict[str, str], name: str) -> None:
-        with pytest.raises(ArgumentError, match=f"{name} cannot be given in gen_kwargs"):
-            make(models).generate_until(make_requests(PROMPTS, until=[], **{name: 1}))
-
     def test_an_encoder_decoder_model(self, models: dict[str, str], tmp_path: Path) -> None:
         config = T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
         T5ForConditionalGeneration(config).save_pretrained(tmp_path)
@@ -401,3 +398,9 @@ def test_no_setting_has_a_name_that_lm_eval_uses() -> None:
     names = {name for strategy in drafter_names() for name in setting_names(create_drafter(strategy))}
     assert {"nodes", "max_ngram"} <= names
     assert not names & LM_EVAL_ARGUMENTS
+
+
+def test_the_guide_lists_every_own_argument() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/lm-eval.md").read_text(encoding="utf-8")
+    own = inspect.signature(SpeculativeLM.__init__).parameters.keys() - {"self", "pretrained", "arguments"}
+    assert own <= set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
