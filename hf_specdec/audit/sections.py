@@ -44,8 +44,9 @@ def verdict(results: AuditResults) -> str:
 def sections(results: AuditResults) -> list[Section]:
     """The whole report in order."""
     parts = [_checks(results), _identity(results)]
-    if any(temperature > 0 for temperature in results.settings["temperatures"]):
-        parts += [_law(results), _metrics(results)]
+    sampled = any(temperature > 0 for temperature in results.settings["temperatures"])
+    parts += [_law(results)] if sampled else []
+    parts += [_metrics(results)] if sampled or results.tests else []
     return [*parts, _controls(results), _setup(results)]
 
 
@@ -171,8 +172,8 @@ def _metrics(results: AuditResults) -> Section:
     ]
     text = (
         "Strategy minus stock, paired by document: share of right answers (documents with a known answer) and length "
-        "in tokens, with bootstrap intervals of 95 %. These tests belong to the family above and are weak beside it. "
-        "Ten documents at least are needed, and some twenty that differ for a test to fail."
+        "in tokens, with bootstrap intervals of 95 %. These tests are in one family with those of the law and weak "
+        "beside them. Ten documents at least are needed, and some twenty that differ for a test to fail."
     )
     header = "T,Arm,Verification,Metric,Documents,Mean difference,p,Holm's p".split(",")
     return Section("Task metrics", text, [Table(header, rows)] if rows else [])

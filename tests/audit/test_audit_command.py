@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from docs_hub import DRAFT, build_hub
-from hf_specdec.audit import AuditDependencyError
+from hf_specdec.audit import AuditDependencyError, read_documents
 from hf_specdec.audit.differences import Difference
+from hf_specdec.audit.documents import encode_documents
 from hf_specdec.audit.extras import require_extras
 from hf_specdec.cli import app
 
@@ -75,15 +77,32 @@ def test_a_failed_check_is_exit_status_1(small: list[object], tmp_path: Path, mo
 def test_all_strategies_and_several_values_behind_one_option(model_folder: Path, tasks: Path, tmp_path: Path) -> None:
     result = invoke(
         "--model", model_folder, "--output", tmp_path / "all", "--tasks", f"{tasks}:2", "--strategies", "all",
-        "--temperatures", "0", "1.5", "--max-new-tokens", "6", "--law-tokens", "40", "--control-tokens", "40",
+        "--temperatures", "0", "1.5", "--max-new-tokens", "6", "--law-tokens", "40", "--control-tokens", "41",
+        "--rows", "4", "--tie-units", "3", "--seed", "5", "--max-prompt-tokens", "9",
     )  # fmt: skip
     # So few tokens cannot show the faults of the law, and the audit says so.
     assert result.exit_code == 1
     record = json.loads((tmp_path / "all/audit.json").read_text())
-    assert record["settings"]["temperatures"] == [0.0, 1.5]
+    assert record["settings"] == {
+        "temperatures": [0.0, 1.5],
+        "max_new_tokens": 6,
+        "law_tokens": 40,
+        "control_tokens": 41,
+        "rows": 4,
+        "tie_units": 3.0,
+        "seed": 5,
+        "alpha": 1e-3,
+    }
     assert set(record["skipped"]) == {"assisted", "medusa", "tree"}
     assert {row["temperature"] for row in record["identity"]} == {0.0, 1.5}
     assert not [check for check in record["checks"] if not check["passed"] and "control" not in check["name"]]
+    # What was run: batches of so many rows, behind prompts of so many tokens.
+    lines = [json.loads(line) for line in (tmp_path / "all/journal.jsonl").read_text().splitlines()[1:]]
+    assert {len(line["value"]["lengths"]) for line in lines if "law" in line["value"]} == {4}
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    encoded = encode_documents(read_documents(tasks, 2), tokenizer, max_prompt_tokens=9)
+    assert [one.input_ids.shape[1] for one in encoded] == [9, 9]
+    assert all(any(one.key in line["key"] for one in encoded) for line in lines)
 
 
 def test_another_audit_in_the_folder_is_refused(small: list[object]) -> None:

@@ -15,6 +15,8 @@ import zoo
 from hf_specdec import Assisted, PromptLookup
 from hf_specdec.audit import AuditResults, write_report
 from hf_specdec.audit.differences import Difference
+from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
+from hf_specdec.audit.statistics import detectable_bias, detectable_distance, holm
 
 VOID = {"meta", "img", "br"}
 
@@ -78,6 +80,27 @@ def test_json_holds_everything(results: AuditResults, tmp_path: Path) -> None:
     assert [row["arm"] for row in record["identity"]] == [row.arm for row in results.identity]
     assert record["provenance"]["dtype"] == "float32"
     assert record["documents"] == ["list/1", "sums/1", "list/2", "sums/2"]
+
+
+def test_the_printed_power_is_that_of_the_whole_family(results: AuditResults, tmp_path: Path) -> None:
+    alpha, family = results.settings["alpha"], len(results.tests)
+    assert family > 20
+    laws = [test for test in results.tests if test.interval is None and test.outcome.spread > 0]
+    for test in laws:
+        detectable = detectable_distance if test.test == PIT else detectable_bias
+        assert test.detectable == detectable(test.outcome, alpha, family)
+    assert [test.adjusted for test in results.tests] == holm([test.outcome.p_value for test in results.tests])
+    assert all(test.detectable is None for test in results.tests if test not in laws)
+    write_report(results, tmp_path)
+    lines = (tmp_path / "audit.md").read_text(encoding="utf-8").splitlines()
+    for arm, rule in (("stock", "stock"), ("assisted", "keyed"), ("assisted", "rejection")):
+        (line,) = [line for line in lines if line.startswith(f"| 1 | {arm} | {rule} | ") and line.count("|") == 12]
+        by_name = {test.test: test for test in laws if (test.arm, test.verification, test.stratum) == (arm, rule, ALL)}
+        printed = [
+            "-" if name not in by_name else f"{by_name[name].detectable:.2g}"
+            for name in (LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT)
+        ]
+        assert line.endswith(f"| {' | '.join(printed)} |")
 
 
 def test_markdown_tables_are_whole(results: AuditResults, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from hf_specdec import ArgumentError, Assisted, NoDraft, PromptLookup, Suffix
 from hf_specdec.audit import AuditResults, Document, checks, run, run_audit
 from hf_specdec.audit.arms import choose_arms, describe
 from hf_specdec.audit.controls import controls
-from hf_specdec.audit.differences import Difference
+from hf_specdec.audit.differences import TIE, Difference
+from hf_specdec.audit.generation import generate_texts
+from hf_specdec.audit.sections import sections
 from hf_specdec.audit.work import STOCK_BATCH
 from hf_specdec.verify import Rejection, SampleAndMatch, Step
 
@@ -146,6 +148,35 @@ def test_ties_in_16_bit_pass_and_are_counted(tmp_path: Path, monkeypatch: pytest
         assert (row.ties, row.faults) == ((4, 0) if kind == "tie" else (0, 4))
         assert row.per_thousand == 200.0
         assert ("token identity at temperature 0" in failed(results)) == (kind == "fault")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_in_16_bit_marks_must_agree_on_average(changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All say the same, or the strategy alone says the right answer each time; sampling plays no part."""
+    (seven,) = audits.TOKENIZER("7").input_ids
+    documents = [Document("sums", f"sums/{i}", f"{i} and so on", answer="7") for i in range(12)]
+
+    def answer(*arguments: Any, **options: Any) -> list[list[int]]:
+        return [[seven] for _ in generate_texts(*arguments, **options)]
+
+    if changed:
+        monkeypatch.setattr("hf_specdec.audit.work.generate_texts", answer)
+    monkeypatch.setattr("hf_specdec.audit.work.compare", lambda *a, **k: Difference(0, 1.0, TIE))
+    results = audits.audit(
+        tmp_path,
+        audits.make().to(torch.bfloat16),
+        {"none": NoDraft()},
+        documents=documents,
+        changes={"temperatures": (0.0,), "max_new_tokens": 4},
+    )
+    (test,) = results.tests
+    assert (test.arm, test.verification, test.test, test.outcome.count) == ("none", "same seed", "right", 12)
+    assert test.interval == ((1.0, 1.0, 1.0) if changed else (0.0, 0.0, 0.0))
+    assert ("law of sampled tokens and task metrics" in failed(results)) == changed
+    assert "token identity at temperature 0" not in failed(results)
+    titles = [section.title for section in sections(results)]
+    assert "Task metrics" in titles
+    assert "Law of sampled tokens" not in titles
 
 
 def test_batch_noise_fails_nothing(tmp_path: Path) -> None:
