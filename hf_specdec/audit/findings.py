@@ -11,18 +11,8 @@ from hf_specdec.audit.checks import SampleName, control_checks, identity_checks,
 from hf_specdec.audit.controls import LAW, Control
 from hf_specdec.audit.differences import is_exact
 from hf_specdec.audit.law import ALL
-from hf_specdec.audit.results import (
-    AuditResults,
-    ControlRow,
-    FamilyTest,
-    IdentityRow,
-    adjust,
-    by_document,
-    identity_row,
-    law_tests,
-    merged,
-    metric_test,
-)
+from hf_specdec.audit.results import AuditResults, ControlRow, FamilyTest, IdentityRow
+from hf_specdec.audit.rows import adjust, by_document, identity_row, law_tests, merged, metric_test
 from hf_specdec.audit.work import STOCK, STOCK_BATCH, Work, is_fault
 from hf_specdec.bench import Provenance
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats  # type: ignore[import-untyped]
 
-from hf_specdec.audit.law import PIT
+from hf_specdec.audit.law import ALL, PIT
 from hf_specdec.audit.results import AuditResults, FamilyTest
 
 _CONTROL, _STRATEGY, _LIMIT = "#b3362c", "#2c6fb3", "#777777"
@@ -57,7 +57,7 @@ def _law(results: AuditResults) -> Figure:
 def _pit(results: AuditResults) -> Figure:
     """Distribution functions of the PIT values minus the diagonal, with the band of a single test."""
     figure, axes = _figure(3.6)
-    counts = [test.outcome.count for test in results.tests if test.test == PIT and test.stratum == "all"]
+    counts = [test.outcome.count for test in results.tests if test.test == PIT and test.stratum == ALL]
     for values in results.pit.values():
         if values:
             levels = (np.arange(len(values)) + 0.5) / len(values)

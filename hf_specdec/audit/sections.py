@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
-from hf_specdec.audit.results import AuditResults, FamilyTest
+from hf_specdec.audit.results import DOCUMENTS, AuditResults, FamilyTest
+from hf_specdec.audit.work import BATCH_ROWS
 
 _MAX_PLACES = 60
 _MAX_TESTS = 12
@@ -97,9 +98,9 @@ def _identity(results: AuditResults) -> Section:
     )
     text = (
         "Each strategy against stock generate, which decodes each document alone. At temperature 0 strategies do so "
-        "too; above it they decode 8 documents in a batch, each with the keyed noise that stock had. "
+        f"too; above it they decode {BATCH_ROWS} documents in a batch, each with the keyed noise that stock had. "
         f"{rule} Tokens behind a document's first difference are not compared. The arm in a batch "
-        "of 8 is stock generate too: its differences are this machine's own noise and fail nothing."
+        f"of {BATCH_ROWS} is stock generate too: its differences are this machine's own noise and fail nothing."
     )
     if len(places) > _MAX_PLACES:
         text += f" The first {_MAX_PLACES} of {len(places)} differences are listed; the JSON file holds all."
@@ -109,7 +110,7 @@ def _identity(results: AuditResults) -> Section:
 def _law(results: AuditResults) -> Section:
     groups: dict[tuple[str, str, float], list[FamilyTest]] = {}
     for test in results.tests:
-        if test.stratum != "documents":
+        if test.stratum != DOCUMENTS:
             groups.setdefault((test.arm, test.verification, test.temperature), []).append(test)
     rows = [
         [
