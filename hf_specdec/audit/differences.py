@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec.bench import first_difference
-from hf_specdec.noise import gumbel
-from hf_specdec.sampling import noise_device
+from hf_specdec.bench.difference import candidates, first_difference
 
 TIE, FAULT = "tie", "fault"
 _EXACT = (torch.float32, torch.float64)
@@ -38,7 +36,6 @@ def is_exact(model: PreTrainedModel) -> bool:
     return model.dtype in _EXACT and "quantization_config" not in vars(model.config)
 
 
-@torch.no_grad()
 def compare(
     model: PreTrainedModel,
     prompt: Tensor,
@@ -67,17 +64,11 @@ def compare(
     index = first_difference(reference, other)
     if index is None:
         return None
-    if index >= min(len(reference), len(other)):
+    found = candidates(model, prompt, reference, other, temperature=temperature, seed=seed)
+    if found is None:
         return Difference(index, None, FAULT)  # rounding moves a choice, it does not end a text
-    text = torch.cat([prompt[0], prompt.new_tensor(reference[:index])])[None].to(model.device)
-    logits = model(input_ids=text, use_cache=False, return_dict=True).logits[0, -1]
-    logits = logits.to(noise_device(logits.device)).double()
-    scores = logits
-    if temperature > 0:
-        scores = logits / temperature + gumbel(seed, 0, index, len(logits), logits.device)
-    pair = [reference[index], other[index]]
-    gap = abs(float(scores[pair[0]] - scores[pair[1]])) * (temperature or 1.0)
-    units = gap / spacing(float(logits[pair].abs().max()), model.dtype)
+    gap = abs(float(found.scores[0] - found.scores[1])) * (temperature or 1.0)
+    units = gap / spacing(float(found.logits.abs().max()), model.dtype)
     return Difference(index, units, TIE if units <= tie_units and not is_exact(model) else FAULT)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_specdec.compat import forward_parameters
 from hf_specdec.noise import gumbel
 from hf_specdec.sampling import noise_device
 
@@ -19,24 +22,71 @@ def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | No
     return None if len(reference) == len(other) else min(len(reference), len(other))
 
 
+class Candidates(NamedTuple):
+    """The two tokens at which texts part, the reference's first.
+
+    Attributes:
+        logits: the model's own, float64 `[2]`.
+        scores: what was compared, float64 `[2]`: the logits, or above temperature 0 logits / temperature + noise.
+    """
+
+    logits: Tensor
+    scores: Tensor
+
+
 @torch.no_grad()
+def candidates(
+    model: PreTrainedModel,
+    prompt_ids: Tensor,
+    reference: Sequence[int],
+    other: Sequence[int],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Candidates | None:
+    """Both tokens where two texts part, by one fresh forward over the common text.
+
+    Args:
+        model: the model that generated both.
+        prompt_ids: int64 `[1, P]`, the common prompt.
+        reference, other: new tokens.
+        temperature: of both.
+        seed: of the keyed noise of both.
+
+    Returns:
+        None when the texts are equal or one is the beginning of the other.
+    """
+    index = first_difference(reference, other)
+    if index is None or index >= min(len(reference), len(other)):
+        return None
+    text = torch.cat([prompt_ids[0], prompt_ids.new_tensor(reference[:index])])[None].to(model.device)
+    keep = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
+    logits = model(input_ids=text, use_cache=False, return_dict=True, **keep).logits[0, -1]
+    logits = logits.to(noise_device(logits.device)).double()
+    scores = logits
+    if temperature > 0:
+        scores = logits / temperature + gumbel(seed, 0, index, len(logits), logits.device)
+    pair = [reference[index], other[index]]
+    return Candidates(logits[pair], scores[pair])
+
+
 def score_gap(
     model: PreTrainedModel,
-    prompt_ids: torch.Tensor,
+    prompt_ids: Tensor,
     reference: Sequence[int],
     other: Sequence[int],
     *,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> float | None:
-    """Score of `reference`'s token minus score of `other`'s where the two part, from one forward over the common text.
+    """Score of `reference`'s token minus score of `other`'s where the two part.
 
     In half precision a forward of one row and a forward of several rows round differently, and greedy texts may part
     where two candidates are nearly equal: a gap near zero. A gap beyond rounding is a fault.
 
     Args:
         model: the model that generated both.
-        prompt_ids: [1, prompt length], the common prompt.
+        prompt_ids: int64 `[1, P]`, the common prompt.
         reference: new tokens of the reference.
         other: new tokens of the text that is compared with it.
         temperature: at 0 the raw logits are compared; above it what keyed sampling compares, which is
@@ -46,13 +96,5 @@ def score_gap(
     Returns:
         The gap in units of the scores; None when the texts are equal or one is the beginning of the other.
     """
-    index = first_difference(reference, other)
-    if index is None or index >= min(len(reference), len(other)):
-        return None
-    common = torch.tensor([list(reference[:index])], dtype=prompt_ids.dtype, device=prompt_ids.device)
-    text = torch.cat([prompt_ids, common], dim=1)
-    scores = model(text, logits_to_keep=1).logits[:, -1].float()
-    if temperature > 0:
-        noise = gumbel(seed, 0, index, scores.shape[-1], noise_device(scores.device))
-        scores = scores.to(noise.device) / temperature + noise
-    return float(scores[0, reference[index]] - scores[0, other[index]])
+    found = candidates(model, prompt_ids, reference, other, temperature=temperature, seed=seed)
+    return None if found is None else float(found.scores[0] - found.scores[1])

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 import audits
 import texts
 from hf_specdec.audit.differences import FAULT, TIE, compare, is_exact, spacing
+from hf_specdec.bench.difference import score_gap
 from hf_specdec.noise import gumbel
 
 PROMPT = torch.tensor([[5, 9, 30, 5, 9]])
@@ -92,3 +96,28 @@ def test_the_gap_is_that_of_the_place_where_texts_part() -> None:
     assert found.units == pytest.approx(
         float(logits[best] - logits[second]) / spacing(float(logits[[best, second]].abs().max()), torch.bfloat16)
     )
+
+
+class Plain(LlamaForCausalLM):
+    """A model that always computes the logits of all tokens."""
+
+    def forward(self, input_ids: Any, use_cache: bool, return_dict: bool) -> Any:
+        return super().forward(input_ids, use_cache=use_cache, return_dict=return_dict)
+
+
+def test_only_the_logits_of_the_fork_are_computed() -> None:
+    """Those of a long prompt fill the memory. A model that cannot give fewer is not asked to."""
+    model = audits.make()
+    shapes: list[tuple[int, ...]] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
+    plain = Plain(model.config).eval()
+    plain.load_state_dict(model.state_dict())
+    arguments = {"reference": [1, 2, 3], "other": [1, 2, 4], "temperature": 0.7, "seed": 3}
+    gap = score_gap(model, PROMPT, **arguments)
+    found = compare(model, PROMPT, **arguments, tie_units=8)
+    assert shapes == [(1, 1, model.config.vocab_size)] * 2
+    assert gap == pytest.approx(score_gap(plain, PROMPT, **arguments))
+    same = compare(plain, PROMPT, **arguments, tie_units=8)
+    assert found is not None
+    assert same is not None
+    assert found.units == pytest.approx(same.units)
