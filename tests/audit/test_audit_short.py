@@ -1,4 +1,4 @@
-"""The audit in small: several families, every strategy, every control; and what makes it fail."""
+"""The audit in small: every family, strategy and control; and what makes it fail."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def test_short_audit(family: str, tmp_path: Path) -> None:
     assert accepted >= {"assisted", "tree", "jacobi", "recycling", "auto", "early_exit"}
     assert {test.test for test in results.tests} >= {"log p", "log q/p", "membership", "PIT"}
     assert model.generation_config is kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_short_audit_of_greedy_text(family: str, tmp_path: Path) -> None:
+    """Every strategy on every family, under the one attention that all of them have."""
+    model = audits.make(family, attention="eager")
+    results = audits.audit(
+        tmp_path,
+        model,
+        audits.STRATEGIES,
+        assistant=zoo.make_draft(model),
+        documents=audits.DOCUMENTS[:2],
+        changes={"temperatures": (0.0,), "max_new_tokens": 16},
+    )
+    assert results.passed, [check for check in results.checks if not check.passed]
+    assert {row.name for row in results.controls if row.failed} == {"shifted position", "short rollback"}
+    assert {row.arm for row in results.identity if row.acceptance} >= {"assisted", "tree"}
 
 
 def test_a_strategy_that_changes_greedy_text_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
