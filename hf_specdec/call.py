@@ -189,22 +189,29 @@ class Call:
     def _update_context(self) -> None:
         for row, (text, generated) in enumerate(zip(self.context.texts, self.emitter.generated, strict=True)):
             known = self.context.num_generated[row]
-            if len(generated) >= known:
-                text.extend(generated[known:])
+            # In step, rows that wait feed their padding to the model; at the end nothing of it is left.
+            length = self.emitter.num_own(row) if self.emitter.done else len(generated)
+            if length >= known:
+                text.extend(generated[known:length])
             else:
-                del text[len(generated) - known :]
-            self.context.num_generated[row] = len(generated)
+                del text[length - known :]
+            self.context.num_generated[row] = length
             self.context.budgets[row] = self.emitter.draft_budget(row)
 
     def observe(self, drafter: Drafter, tree: DraftTree, accepted: list[list[int]], output: ForwardOutput) -> None:
         """Let the drafter learn, and count."""
         rows = self._drafting_rows
+        own_paths = [self._without_padding(row, path) if row in rows else [] for row, path in enumerate(accepted)]
         self.stats.count_round(
-            [tree.num_drafted[row] for row in rows], [max(len(accepted[row]) - 1, 0) for row in rows]
+            [tree.num_drafted[row] for row in rows], [max(len(own_paths[row]) - 1, 0) for row in rows]
         )
-        own_paths = [path if row in rows else [] for row, path in enumerate(accepted)]
         with self.drafting():
             drafter.observe(tree, own_paths, RoundOutputs(output.logits, output.hidden_states))
+
+    def _without_padding(self, row: int, path: list[int]) -> list[int]:
+        """The part of a path that came before the row's end."""
+        num_padding = len(self.emitter.generated[row]) - self.emitter.num_own(row)
+        return path[: max(len(path) - num_padding, 0)]
 
     def settle_cache(self) -> None:
         """Make all rows of the cache one column shorter than the released text, and return it to its owner."""
@@ -234,7 +241,7 @@ class Call:
 
     def finish_stats(self, seconds: float) -> None:
         """Complete the statistics of a call that took so long."""
-        self.stats.emitted = self.emitter.num_emitted
+        self.stats.emitted = sum(map(self.emitter.num_own, range(self.emitter.batch_size)))
         self.stats.seconds_verify = self.runner.seconds
         self.stats.seconds_rest = max(seconds - self.stats.seconds_draft - self.stats.seconds_verify, 0.0)
 

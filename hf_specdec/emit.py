@@ -112,11 +112,10 @@ class Emitter:
         while not self.done and self._next_column_is_complete():
             self._release_column()
 
-    @property
-    def num_emitted(self) -> int:
-        """Tokens emitted in all rows, padding not counted."""
-        ends = (self.num_released if end is None or not self.rules.pads_finished else end for end in self._finished_at)
-        return sum(ends)
+    def num_own(self, row: int) -> int:
+        """Tokens of the row's own text: what stands behind its end is padding."""
+        end = self._finished_at[row]
+        return len(self.generated[row]) if end is None or not self.rules.pads_finished else end
 
     @property
     def sequences(self) -> Tensor:

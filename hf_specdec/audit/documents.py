@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.bench import encode_prompt
-from hf_specdec.bench.prompts import MT_BENCH_CATEGORIES
+from hf_specdec.bench.prompts import MT_BENCH_CATEGORIES, json_lines
 from hf_specdec.checks import require_whole
 from hf_specdec.errors import ArgumentError
 
@@ -47,7 +47,7 @@ def read_documents(path: Path, count: int | None = None) -> list[Document]:
     if count is not None:
         require_whole(count=count)
     documents = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(json_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -132,16 +132,6 @@ def mixed(documents: Sequence[Encoded]) -> list[Encoded]:
         by_task[one.document.task].append(one)
     places = [((i + 0.5) / len(kept), one) for kept in by_task.values() for i, one in enumerate(kept)]
     return [one for _, one in sorted(places, key=lambda place: place[0])]
-
-
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise ArgumentError(f"there is no file of documents at {path}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path.name} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
-    return text.split("\n")  # JSON texts may hold all else that splitlines takes for the end of a line
 
 
 def _document(record: dict[str, Any], source: str, number: int) -> Document:

@@ -32,10 +32,10 @@ def read_prompts(path: Path) -> list[Prompt]:
     """Read a file in Spec-Bench's format: one JSON object a line with `question_id`, `category` and `turns`.
 
     Raises:
-        ArgumentError: a line is not such an object.
+        ArgumentError: no such file, no UTF-8, or a line is not such an object.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(json_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -47,6 +47,21 @@ def read_prompts(path: Path) -> list[Prompt]:
             ) from error
         prompts.append(Prompt("mt_bench" if category in MT_BENCH_CATEGORIES else category, str(prompt_id), text))
     return prompts
+
+
+def json_lines(path: Path) -> list[str]:
+    """The lines of a text of JSON lines, empty ones too.
+
+    Raises:
+        ArgumentError: no such file, or no UTF-8.
+    """
+    if not path.is_file():
+        raise ArgumentError(f"there is no file at {path}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path.name} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
+    return text.split("\n")  # JSON texts may hold all else that splitlines takes for the end of a line
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None = None) -> torch.Tensor:

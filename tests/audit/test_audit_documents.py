@@ -45,7 +45,7 @@ def test_bare_prompts(tmp_path: Path) -> None:
     ("sources", "message"),
     [
         ([], "at least one file"),
-        (["{folder}/none.jsonl"], "no file of documents"),
+        (["{folder}/none.jsonl"], "no file at"),
         (["{folder}/p.jsonl:many"], "number of documents"),
         (["{folder}/p.jsonl:0"], "number of documents"),
         (["{folder}/p.jsonl:²"], "number of documents"),

@@ -33,6 +33,23 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_prompts(file)
 
 
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    """A byte order mark is none of the text, and a line separator within a text is."""
+    path = tmp_path / "prompts.jsonl"
+    record = {"question_id": 1, "category": "qa", "turns": ["one\u2028two\x85three"]}
+    path.write_text(json.dumps(record, ensure_ascii=False) + "\r\n\n", encoding="utf-8-sig")
+    assert [prompt.text for prompt in read_prompts(path)] == record["turns"]
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    with pytest.raises(ArgumentError, match="no file at"):
+        read_prompts(path)
+    path.write_bytes(b"{\xff}")
+    with pytest.raises(ArgumentError, match=r"prompts\.jsonl is not a text in UTF-8"):
+        read_prompts(path)
+
+
 def test_selection_takes_the_first_short_prompts_of_each_task(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     prompts = [
         Prompt("qa", "1", "boat " * 50),
