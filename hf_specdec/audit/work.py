@@ -30,8 +30,8 @@ from hf_specdec.audit.settings import AuditSettings
 from hf_specdec.sampling import Seed
 
 STOCK = "stock"
-STOCK_BATCH = "stock, batch of 8"
 BATCH_ROWS = 8
+STOCK_BATCH = f"stock, batch of {BATCH_ROWS}"
 _INTACT_DOCUMENTS = 8
 
 
