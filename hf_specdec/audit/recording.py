@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from hf_specdec.drafters import DraftContext, Drafter, RoundOutputs
+from hf_specdec.drafters.counted import Counted, RowCounts
 from hf_specdec.tree import DraftTree
 
 _LAST_NAMED = 3
@@ -30,35 +31,33 @@ class Proposal(NamedTuple):
     q: Tensor | None
 
 
+@dataclass
 class Notes:
     """Everything one call of a strategy proposed, for each row of the batch.
 
     Attributes:
         proposals: one for each generated token.
-        counts: rounds that the row took part in, drafted and accepted tokens, as in `SpeculationStats`.
+        rows: what they came to.
     """
 
-    def __init__(self) -> None:
-        self.begin(0)
+    proposals: list[list[Proposal]] = field(default_factory=list)
+    rows: list[RowCounts] = field(default_factory=list)
 
-    def begin(self, batch_size: int) -> None:
-        """Empty pages."""
-        self.proposals: list[list[Proposal]] = [[] for _ in range(batch_size)]
-        self.counts = [{"rounds": 0, "drafted": 0, "accepted": 0} for _ in range(batch_size)]
+    @property
+    def counts(self) -> list[dict[str, int]]:
+        """For each row the rounds that it took part in, drafted and accepted tokens, as in `SpeculationStats`."""
+        return [{"rounds": row.rounds, "drafted": row.drafted, "accepted": row.accepted} for row in self.rows]
 
     def add(self, tree: DraftTree, accepted: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
         """One verified round; `starts` are the numbers of tokens that rows had before it."""
         for row, path in enumerate(accepted):
             if path:
-                counts, proposals = self.counts[row], self.proposals[row]
-                counts["rounds"] += 1
-                counts["drafted"] += tree.num_drafted[row]
-                counts["accepted"] += len(path) - 1
+                proposals = self.proposals[row]
                 del proposals[starts[row] :]
                 proposals += [_proposal(tree, row, node, depth) for depth, node in enumerate(path)]
 
 
-class Recorder(Drafter):
+class Recorder(Counted):
     """Proposes what another drafter proposes, and writes it down.
 
     Args:
@@ -67,54 +66,23 @@ class Recorder(Drafter):
     """
 
     def __init__(self, drafter: Drafter, notes: Notes) -> None:
-        # What the loop reads from the class of a strategy is this strategy's own.
-        for name in ("name", "settings", "needs_draft_model", "needs_hidden_states"):
-            setattr(self, name, getattr(drafter, name))
-        self._drafter = drafter
+        super().__init__(drafter, notes.rows)
         self._notes = notes
-        self._context: DraftContext | None = None
         self._starts: list[int] = []
 
-    @property
-    def chains_only(self) -> bool:
-        """As the strategy says."""
-        return self._drafter.chains_only
-
-    def check(self, target: PreTrainedModel) -> None:
-        """Ask the strategy."""
-        self._drafter.check(target)
-
-    def num_shared_layers(self, target: PreTrainedModel) -> int:
-        """Ask the strategy."""
-        return self._drafter.num_shared_layers(target)
-
-    def self_test(self, target: PreTrainedModel) -> None:
-        """Ask the strategy."""
-        self._drafter.self_test(target)
-
     def begin(self, context: DraftContext) -> Self:
-        """Begin the strategy."""
+        """Empty pages."""
         recorder = super().begin(context)
-        recorder._drafter = self._drafter.begin(context)
-        recorder._context = context
         recorder._starts = list(context.num_generated)
-        self._notes.begin(len(context.texts))
+        self._notes.proposals[:] = [[] for _ in context.texts]
         return recorder
-
-    def propose(self, context: DraftContext) -> DraftTree:
-        """Let the strategy propose."""
-        return self._drafter.propose(context)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
         """Write the round down before the strategy learns from it."""
         assert self._context is not None
         self._notes.add(tree, accepted, self._starts)
         self._starts = list(self._context.num_generated)
-        self._drafter.observe(tree, accepted, outputs)
-
-    def finish(self, context: DraftContext) -> None:
-        """Let the strategy finish."""
-        self._drafter.finish(context)
+        super().observe(tree, accepted, outputs)
 
 
 def _proposal(tree: DraftTree, row: int, node: int, depth: int) -> Proposal:

@@ -9,8 +9,8 @@ from hf_specdec.lm_eval.missing import LmEvalMissingError
 
 try:
     from hf_specdec.lm_eval.command_line import run_command_line
-    from hf_specdec.lm_eval.counting import RequestStats
     from hf_specdec.lm_eval.model import SpeculativeLM
+    from hf_specdec.lm_eval.request_stats import RequestStats
 except ModuleNotFoundError as error:
     raise LmEvalMissingError(
         f'the lm-eval model needs a package that is not installed ({error.name}): pip install "hf_specdec[lm-eval]"'

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec.config import check_verification
 from hf_specdec.drafters import Drafter
+from hf_specdec.drafters.counted import Counted, RowCounts
 from hf_specdec.drafters.draft_check import check_draft_model
 from hf_specdec.drafts import load_assistant
 from hf_specdec.errors import ArgumentError, SpecDecError
@@ -28,10 +29,10 @@ from hf_specdec.lm_eval.arguments import (
     setting_names,
     unknown_arguments_named,
 )
-from hf_specdec.lm_eval.counting import counted
 from hf_specdec.lm_eval.gen_kwargs import check_gen_kwargs
 from hf_specdec.lm_eval.prompts import Prompt, mark_requests
 from hf_specdec.lm_eval.report import NO_PART, Report, summary_line
+from hf_specdec.lm_eval.request_stats import RequestStats
 from hf_specdec.sampling import check_seed
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class SpeculativeLM(HFLM):
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> torch.Tensor:
-        rows = [prompt.stats for prompt in self._rows]
+        counts: list[RowCounts] = []
         seeds = [prompt.seed for prompt in self._rows]
         start = time.perf_counter()
         with hf_specdec.enabled(self.model):
@@ -187,16 +188,16 @@ class SpeculativeLM(HFLM):
                 context,
                 max_length,
                 stop,
-                strategy=counted(self.drafter, rows),
+                strategy=Counted(self.drafter, counts),
                 assistant_model=self.assistant,
                 seed=seeds[0] if self.verification == "rejection" else seeds,
                 verification=self.verification,
                 lossless=self.lossless,
                 **generation_kwargs,
             )
-        seconds = (time.perf_counter() - start) / len(rows)
-        for stats in rows:
-            stats.seconds = seconds
+        seconds = (time.perf_counter() - start) / len(counts)
+        for prompt, row in zip(self._rows, counts, strict=True):
+            prompt.stats = RequestStats(**vars(row), seconds=seconds)
         return output
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_specdec.lm_eval.counting import RequestStats
+from hf_specdec.lm_eval.request_stats import RequestStats
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_specdec.lm_eval.counting import RequestStats
+from hf_specdec.lm_eval.request_stats import RequestStats
 
 NO_PART = (
     "speculation played no part in log-likelihood requests: each is one forward over a given text, as in lm-eval's hf "
