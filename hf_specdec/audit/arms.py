@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.audit.fingerprints import class_fingerprint, weights_fingerprint
 from hf_specdec.bench import named_strategy
 from hf_specdec.drafters import Drafter
 from hf_specdec.errors import ArgumentError, SpecDecError
@@ -69,7 +69,7 @@ def choose_arms(
     if heads is not None and strategies is not None:
         raise ArgumentError("heads= is for the registered strategies: give each strategy that is named its own heads")
     chosen, skipped = [], {}
-    draft = "" if assistant is None else f", draft model {fingerprint(assistant, assistant.generation_config)}"
+    draft = "" if assistant is None else f", draft model {weights_fingerprint(assistant, assistant.generation_config)}"
     for name in _registered(heads) if strategies is None else strategies:
         try:
             drafter = named_strategy(name, {}, heads) if strategies is None else strategies[name]
@@ -88,11 +88,14 @@ def choose_arms(
 
 
 def describe(drafter: Drafter) -> str:
-    """Its settings in words, the same in every process."""
-    if not dataclasses.is_dataclass(drafter):
-        return type(drafter).__name__
-    fields = [(field.name, getattr(drafter, field.name)) for field in dataclasses.fields(drafter) if field.init]
-    return f"{type(drafter).__name__}({', '.join(f'{name}={_word(value)}' for name, value in fields)})"
+    """Its settings in words, the same in every process, and which code it is if that is not this package's."""
+    if dataclasses.is_dataclass(drafter):
+        fields = [(field.name, getattr(drafter, field.name)) for field in dataclasses.fields(drafter) if field.init]
+    else:
+        fields = [(name, value) for name, value in sorted(vars(drafter).items()) if not name.startswith("_")]
+    described = f"{type(drafter).__name__}({', '.join(f'{name}={_word(value)}' for name, value in fields)})"
+    code = class_fingerprint(type(drafter))
+    return described if code is None else f"{described}, code {code}"
 
 
 def _word(value: object) -> str:
@@ -101,20 +104,10 @@ def _word(value: object) -> str:
     if isinstance(value, Drafter):
         return describe(value)
     if isinstance(value, MedusaHeads):
-        return f"{type(value).__name__}({fingerprint(value, value.config)})"
+        return f"{type(value).__name__}({weights_fingerprint(value, value.config)})"
     if isinstance(value, Iterable):
         return f"[{', '.join(map(_word, value))}]"
     return type(value).__name__
-
-
-def fingerprint(module: torch.nn.Module, settings: object) -> str:
-    """Other weights or settings, another fingerprint; of weights that were offloaded only the names count."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode())
-        if not tensor.is_meta:
-            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
 
 
 def _registered(heads: MedusaHeads | None) -> list[str]:
@@ -124,7 +117,7 @@ def _registered(heads: MedusaHeads | None) -> list[str]:
 
 def _check(name: str, drafter: Drafter, model: PreTrainedModel, assistant: PreTrainedModel | None) -> None:
     if drafter.needs_draft_model and assistant is None:
-        raise ArgumentError(f"strategy {name!r} drafts with a second model, and none was given")
+        raise ArgumentError(f"strategy {name!r} drafts with a second model: give assistant")
     check_attention(model, drafter.chains_only, single_row=False)
     drafter.check(model)
     drafter.num_shared_layers(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,50 +36,68 @@ class Document:
     answer: str | None = None
 
 
-def read_documents(path: Path, count: int | None = None) -> list[Document]:
+def read_documents(path: Path, count: int | None = None, *, name: str | None = None) -> list[Document]:
     """Read a file of JSON lines and take `count` documents, the same number of each task as far as possible.
 
     A line holds `question_id`, `category` and `turns` (Spec-Bench), `question` and `answer` (GSM8K), or `prompt`.
+    Documents are named after the file, or by `name`, with their question's id or the number of the line.
 
     Raises:
-        ArgumentError: no such file, no UTF-8, a line of another kind, a count below 1, or fewer documents than that.
+        ArgumentError: no such file, no UTF-8, a line of another kind, two documents with one name, a count below 1, or
+            fewer documents than that.
     """
     if count is not None:
         require_whole(count=count)
-    documents = []
+    documents: dict[str, Document] = {}
     for number, line in enumerate(json_lines(path), start=1):
         if not line.strip():
             continue
         try:
-            documents.append(_document(json.loads(line), path.stem, number))
+            document = _document(json.loads(line), name or path.stem, number)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ArgumentError(
                 f"{path.name}, line {number}: expected a JSON object with question_id, category and turns, with "
-                "question and answer, or with prompt"
+                f"question and answer, or with prompt ({type(error).__name__}: {error})"
             ) from error
+        if document.document_id in documents:
+            raise ArgumentError(f"{path.name}, line {number}: {document.document_id} is taken; give it another id")
+        documents[document.document_id] = document
     if count is not None and count > len(documents):
         raise ArgumentError(f"{path.name} holds {len(documents)} documents, not {count}")
-    return list(_in_turn(documents, len(documents) if count is None else count))
+    return list(_in_turn(list(documents.values()), len(documents) if count is None else count))
 
 
 def read_all_documents(sources: Sequence[str]) -> list[Document]:
     """Documents of several files, each written `path` or `path:count`.
 
+    Files of one name in different folders are told apart by their folders.
+
     Raises:
-        ArgumentError: see `read_documents`; also for a count that is not a number, or no files.
+        ArgumentError: see `read_documents`; also for a count that is not a number, no files, or one file twice.
     """
     if not sources:
         raise ArgumentError("name at least one file of documents")
-    documents = []
-    for source in sources:
-        path, colon, count = source.rpartition(":")
-        if not colon or Path(source).is_file():
-            documents += read_documents(Path(source))
-        elif count.isdecimal() and int(count) > 0:
-            documents += read_documents(Path(path), int(count))
-        else:
-            raise ArgumentError(f"{source!r}: behind the colon stands the number of documents, such as {path}:50")
+    files = [_path_and_count(source) for source in sources]
+    stems, parents = Counter(path.stem for path, _ in files), Counter(_with_folder(path) for path, _ in files)
+    documents: list[Document] = []
+    for path, count in files:
+        if parents[_with_folder(path)] > 1:
+            raise ArgumentError(f"{_with_folder(path)} is given twice: name each file once, and each differently")
+        documents += read_documents(path, count, name=path.stem if stems[path.stem] == 1 else _with_folder(path))
     return documents
+
+
+def _path_and_count(source: str) -> tuple[Path, int | None]:
+    path, colon, count = source.rpartition(":")
+    if not colon or Path(source).is_file():
+        return Path(source), None
+    if count.isdecimal() and int(count) > 0:
+        return Path(path), int(count)
+    raise ArgumentError(f"{source!r}: behind the colon stands the number of documents, such as {path}:50")
+
+
+def _with_folder(path: Path) -> str:
+    return f"{path.absolute().parent.name}/{path.stem}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +139,7 @@ def encode_documents(
     names = [document.document_id for document in documents]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError(f"two documents are called {twice!r}")
+        raise ArgumentError(f"two documents are called {twice!r}: give each a document_id of its own")
     return encoded
 
 
@@ -148,6 +166,7 @@ def _document(record: dict[str, Any], source: str, number: int) -> Document:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"not a text: {value!r}")
+    value.encode()  # half a surrogate pair is no text either
     return value
 
 

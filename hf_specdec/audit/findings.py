@@ -128,28 +128,34 @@ def _quantiles(values: Sequence[float]) -> list[float]:
 
 
 def _control_row(work: Work, control: Control, family_size: int) -> ControlRow:
+    return _law_control(work, control, family_size) if control.check == LAW else _identity_control(work, control)
+
+
+def _identity_control(work: Work, control: Control) -> ControlRow:
     records = work.control_records(control)
-    if control.check != LAW:
-        faults = [record for record in records if is_fault(record)]
+    faults = [record for record in records if is_fault(record)]
+    if faults:
+        place = faults[0]["difference"]
+        gap = "the text ends" if place["units"] is None else f"gap {place['units']:.3g} units of rounding"
+        evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}"
+    else:
         tokens = sum(record["tokens"] for record in records)
         evidence = f"{len(records)} documents, {tokens} tokens, no difference beyond rounding"
-        if faults:
-            place = faults[0]["difference"]
-            gap = "the text ends" if place["units"] is None else f"gap {place['units']:.3g} units of rounding"
-            evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}"
-        return ControlRow(control.name, control.fault, control.check, bool(faults), control.intact, evidence)
-    temperature = max(work.settings.sampled)
-    tests = law_tests(control.name, REJECTION, temperature, merged(records))
+        evidence += "" if control.intact else "; a fault may need more or longer documents to show"
+    return ControlRow(control.name, control.fault, control.check, bool(faults), control.intact, evidence)
+
+
+def _law_control(work: Work, control: Control, family_size: int) -> ControlRow:
+    law = merged(work.control_records(control))
+    tests = law_tests(control.name, REJECTION, max(work.settings.sampled), law)
     # As strict as the first step of Holm for the strategies' tests and these.
-    level = work.settings.alpha / max(family_size + len(tests), 1)
-    hits = sorted((test for test in tests if test.outcome.p_value <= level), key=lambda test: test.outcome.p_value)
-    worst = min(tests, key=lambda test: test.outcome.p_value, default=None)
-    evidence = "too few tokens to test"
-    if worst is not None:
-        evidence = (
-            f"{len(hits)} of {len(tests)} tests; clearest: {worst.test}, {worst.stratum}, "
-            f"statistic {worst.outcome.statistic:.3g}, p {_p_word(worst.outcome.p_value)}"
-        )
+    level = work.settings.alpha / (family_size + len(tests))
+    hits = [test for test in tests if test.outcome.p_value <= level]
+    worst = min(tests, key=lambda test: test.outcome.p_value)
+    evidence = (
+        f"{len(hits)} of {len(tests)} tests; clearest: {worst.test}, {worst.stratum}, "
+        f"statistic {worst.outcome.statistic:.3g}, p {_p_word(worst.outcome.p_value)}"
+    )
     return ControlRow(control.name, control.fault, control.check, bool(hits), control.intact, evidence, tests)
 
 

@@ -33,7 +33,10 @@ ALL = "all"
 def audit(
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the model.")],
     tasks: Annotated[list[str], typer.Option(help="Files of documents: path or path:count.")],
-    output: Annotated[Path, typer.Option(help="Folder of the report; a run that was stopped goes on from there.")],
+    output: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder of the report; a run that was stopped goes on from there."),
+    ],
     assistant: Annotated[str | None, typer.Option(help="Folder or hub id of the draft model.")] = None,
     heads: Annotated[str | None, typer.Option(help="Folder or hub id of trained heads.")] = None,
     strategies: Annotated[
@@ -112,13 +115,30 @@ def _strategies(names: list[str], heads: MedusaHeads | None) -> dict[str, Drafte
     """By the name that they were given; None for all."""
     if names == [ALL]:
         return None
-    chosen = {}
-    strategies = [name.partition(":")[::2] for name in names]
-    for name, (strategy, arguments) in zip(names, strategies, strict=True):
-        chosen[name] = build_named_strategy(strategy, arguments or None, heads)
-    if heads is not None and not any(takes_heads(strategy) for strategy, _ in strategies):
+    if ALL in names:
+        raise typer.BadParameter(f"{ALL!r} stands alone", param_hint="--strategies")
+    chosen: dict[str, Drafter] = {}
+    for name in names:
+        if name in chosen:
+            raise typer.BadParameter(f"{name!r} is named twice", param_hint="--strategies")
+        chosen[name] = _strategy(name, heads)
+    if heads is not None and not any(map(_takes_heads, names)):
         raise typer.BadParameter("none of the strategies uses heads: add medusa or auto_heads", param_hint="--heads")
     return chosen
+
+
+def _strategy(name: str, heads: MedusaHeads | None) -> Drafter:
+    strategy, _, arguments = name.partition(":")
+    try:
+        return build_named_strategy(strategy, arguments or None, heads)
+    except typer.BadParameter as error:
+        if error.param_hint != "--heads":  # all the rest is said in this one option
+            error.param_hint = "--strategies"
+        raise
+
+
+def _takes_heads(name: str) -> bool:
+    return takes_heads(name.partition(":")[0])
 
 
 @contextmanager

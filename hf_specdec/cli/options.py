@@ -104,6 +104,7 @@ def resolve_device(name: str | None) -> torch.device:
     if name is None:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
+        return torch.empty(0, device=name).device
+    # A build without CUDA asserts; what is no device at all is a RuntimeError.
+    except (RuntimeError, AssertionError) as error:
         raise typer.BadParameter(str(error).splitlines()[0], param_hint="--device") from error

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -117,22 +118,30 @@ def test_another_audit_in_the_folder_is_refused(small: list[object]) -> None:
 @pytest.mark.parametrize(
     ("changed", "value", "status", "message"),
     [
-        ("--tasks", "nowhere.jsonl", 1, "no file of documents"),
+        ("--tasks", "nowhere.jsonl", 1, "no file at"),
         ("--model", "/nowhere", 1, "nowhere"),
         ("--strategies", "magic", 2, "magic"),
         ("--strategies", "none:colour=1", 2, "no setting"),
-        ("--strategies", "tree", 1, "second model"),
+        ("--strategies", "tree", 1, "give assistant"),
+        ("--strategies", "prompt_lookup:num_tokens=x", 2, "--strategies"),
+        ("--strategies", ["all", "none"], 2, "stands alone"),
+        ("--strategies", ["none", "none"], 2, "named twice"),
+        ("--max-new-tokens", "4000", 1, "max_prompt_tokens="),
+        ("--output", __file__, 2, "--output"),
         ("--temperatures", "warm", 2, "--temperatures"),
         ("--dtype", "int8", 2, "dtype"),
         ("--law-tokens", "0", 2, "law-tokens"),
         ("--device", "toaster", 2, "device"),
+        *([] if torch.cuda.is_available() else [("--device", "cuda:0", 2, "--device")]),
     ],
 )
 def test_mistakes_are_one_line(
-    changed: str, value: str, status: int, message: str, model_folder: Path, tasks: Path, tmp_path: Path
+    changed: str, value: str | list[str], status: int, message: str, model_folder: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    options = {"--model": model_folder, "--tasks": tasks, "--output": tmp_path / "out", changed: value}
-    result = invoke(*(word for option in options.items() for word in option))
+    options: dict[str, object] = {"--model": model_folder, "--tasks": tasks, "--output": tmp_path / "out"}
+    options[changed] = value
+    words = [[name, *(value if isinstance(value, list) else [value])] for name, value in options.items()]
+    result = invoke(*(word for option in words for word in option))
     assert result.exit_code == status, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output

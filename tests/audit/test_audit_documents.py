@@ -51,13 +51,29 @@ def test_bare_prompts(tmp_path: Path) -> None:
         (["{folder}/p.jsonl:²"], "number of documents"),
         (["{folder}/p.jsonl:3"], "holds 1 documents, not 3"),
         (["{folder}/bad.jsonl"], "bad.jsonl, line 2"),
+        (["{folder}/half.jsonl"], "half.jsonl, line 1: .*surrogates not allowed"),
+        (["{folder}/p.jsonl", "{folder}/p.jsonl:1"], "p is given twice"),
+        (["{folder}/same.jsonl"], "same.jsonl, line 2: same/2 is taken"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, sources: list[str], message: str) -> None:
     write(tmp_path / "p.jsonl", {"prompt": "Sail"})
     write(tmp_path / "bad.jsonl", {"prompt": "Sail"}, {"prompt": 3})
+    write(tmp_path / "half.jsonl", {"prompt": "\ud800"})
+    write(tmp_path / "same.jsonl", question(2, "qa"), {"prompt": "Row"})
     with pytest.raises(ArgumentError, match=message):
         read_all_documents([source.format(folder=tmp_path) for source in sources])
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "test.jsonl", {"prompt": folder})
+    write(tmp_path / "other.jsonl", {"prompt": "c"})
+    sources = [str(tmp_path / name) for name in ("a/test.jsonl", "b/test.jsonl:1", "other.jsonl")]
+    assert [(one.document_id, one.text) for one in read_all_documents(sources)] == [
+        ("a/test/1", "a"), ("b/test/1", "b"), ("other/1", "c"),
+    ]  # fmt: skip
 
 
 def test_json_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:

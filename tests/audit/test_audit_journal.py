@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
 import audits
+import hf_specdec
 import zoo
 from hf_specdec import ArgumentError, Assisted, Drafter, NoDraft, PromptLookup
+from hf_specdec.audit.arms import describe
 from hf_specdec.audit.journal import Journal
 from hf_specdec.audit.work import Work
 
@@ -136,6 +139,40 @@ def test_what_is_added_later_leaves_the_rest_as_it_is(tmp_path: Path, pieces: li
     assert {key.split(",")[0] for key in new("?")} == {"('law'"}
     changes["alpha"] = 1e-2
     assert new("?") == []
+
+
+def test_other_code_is_another_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was edited without a new version."""
+    model = audits.make()
+    arguments = {"strategies": {"none": NoDraft()}, "changes": {"temperatures": (0.0,), "max_new_tokens": 4}}
+    audits.audit(tmp_path / "run", model, **arguments)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("edited = True\n")
+    monkeypatch.setattr(hf_specdec, "__file__", str(package / "__init__.py"))
+    with pytest.raises(ArgumentError, match="differs in: code"):
+        audits.audit(tmp_path / "run", model, **arguments)
+
+
+def test_strategies_of_others_are_known_by_code_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other code or settings, another arm, whose texts are made anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+    described = []
+    for number, word in enumerate(("one", "two")):
+        lines = (
+            "from hf_specdec import Drafter",
+            f"WORD = {word!r}",
+            "class Mine(Drafter):",
+            "    def __init__(self, size): self.size, self._call = size, object()",
+            "    def propose(self, context): raise NotImplementedError",
+        )
+        (tmp_path / f"mine_{number}.py").write_text("\n".join(lines))
+        module = importlib.import_module(f"mine_{number}")
+        described += [describe(module.Mine(size)) for size in (1, 2, 2)]
+    assert described[1] == described[2]
+    assert len(set(described)) == 4
+    assert described[0].startswith("Mine(size=1), code ")
+    assert describe(NoDraft()) == "NoDraft()"
 
 
 def test_another_draft_model_is_another_arm(tmp_path: Path, pieces: list[str]) -> None:
