@@ -36,7 +36,7 @@ class Notes:
     """Everything one call of a strategy proposed, for each row of the batch.
 
     Attributes:
-        proposals: one for each generated token.
+        proposals: one for each generated token, and for those that a row had run ahead of its end.
         rows: what they came to.
     """
 
@@ -48,13 +48,10 @@ class Notes:
         """For each row the rounds that it took part in, drafted and accepted tokens, as in `SpeculationStats`."""
         return [{"rounds": row.rounds, "drafted": row.drafted, "accepted": row.accepted} for row in self.rows]
 
-    def add(self, tree: DraftTree, accepted: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-        """One verified round; `starts` are the numbers of tokens that rows had before it."""
+    def add(self, tree: DraftTree, accepted: Sequence[Sequence[int]]) -> None:
+        """One verified round."""
         for row, path in enumerate(accepted):
-            if path:
-                proposals = self.proposals[row]
-                del proposals[starts[row] :]
-                proposals += [_proposal(tree, row, node, depth) for depth, node in enumerate(path)]
+            self.proposals[row] += [_proposal(tree, row, node, depth) for depth, node in enumerate(path)]
 
 
 class Recorder(Counted):
@@ -68,20 +65,15 @@ class Recorder(Counted):
     def __init__(self, drafter: Drafter, notes: Notes) -> None:
         super().__init__(drafter, notes.rows)
         self._notes = notes
-        self._starts: list[int] = []
 
     def begin(self, context: DraftContext) -> Self:
         """Empty pages."""
-        recorder = super().begin(context)
-        recorder._starts = list(context.num_generated)
         self._notes.proposals[:] = [[] for _ in context.texts]
-        return recorder
+        return super().begin(context)
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
         """Write the round down before the strategy learns from it."""
-        assert self._context is not None
-        self._notes.add(tree, accepted, self._starts)
-        self._starts = list(self._context.num_generated)
+        self._notes.add(tree, accepted)
         super().observe(tree, accepted, outputs)
 
 

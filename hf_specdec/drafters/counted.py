@@ -20,8 +20,7 @@ class RowCounts:
         rounds: forwards of the target that the row took part in; reading the prompt is the first.
         drafted: tokens proposed.
         accepted: proposed tokens that were emitted.
-        tokens: tokens emitted, the accepted ones among them. In a batch that keeps in step, the padding of the very
-            round in which the row ended is counted here, and in `accepted` as in `SpeculationStats`.
+        tokens: tokens emitted, the accepted ones among them.
     """
 
     rounds: int = 0
@@ -47,7 +46,6 @@ class Counted(Drafter):
             setattr(self, name, getattr(drafter, name))
         self._drafter = drafter
         self._rows = rows
-        self._context: DraftContext | None = None
 
     @property
     def chains_only(self) -> bool:
@@ -70,7 +68,6 @@ class Counted(Drafter):
         """Begin the strategy."""
         begun = super().begin(context)
         begun._drafter = self._drafter.begin(context)
-        begun._context = context
         self._rows[:] = [RowCounts() for _ in context.texts]
         return begun
 
@@ -80,14 +77,13 @@ class Counted(Drafter):
 
     def observe(self, tree: DraftTree, accepted: Sequence[Sequence[int]], outputs: RoundOutputs) -> None:
         """Count the round, and let the strategy learn from it."""
-        assert self._context is not None
         for row, path in enumerate(accepted):
             if path:  # empty for rows that have ended
                 counts = self._rows[row]
                 counts.rounds += 1
                 counts.drafted += tree.num_drafted[row]
                 counts.accepted += len(path) - 1
-                counts.tokens = self._context.num_generated[row]
+                counts.tokens += len(path)
         self._drafter.observe(tree, accepted, outputs)
 
     def finish(self, context: DraftContext) -> None:
