@@ -120,10 +120,11 @@ def _check_lengths(model: PreTrainedModel, documents: Sequence[Encoded], setting
     longest = max(documents, key=lambda one: one.input_ids.shape[1])
     length = longest.input_ids.shape[1]
     if room is not None and length + settings.max_new_tokens > room:
+        left = room - settings.max_new_tokens
         raise ArgumentError(
             f"document {longest.document.document_id} has {length} tokens, which with "
             f"max_new_tokens={settings.max_new_tokens} is more than the model's {room} positions: give "
-            f"max_prompt_tokens={max(room - settings.max_new_tokens, 1)} or less, or fewer new tokens"
+            + (f"max_prompt_tokens={left} or less" if left > 0 else "fewer new tokens")
         )
 
 

@@ -13,7 +13,7 @@ import audits
 import hf_specdec
 import zoo
 from hf_specdec import ArgumentError, Assisted, NoDraft, PromptLookup, Suffix
-from hf_specdec.audit import AuditResults, Document, checks, run, run_audit
+from hf_specdec.audit import AuditResults, Document, checks, run
 from hf_specdec.audit.arms import choose_arms, describe
 from hf_specdec.audit.controls import controls
 from hf_specdec.audit.differences import TIE, Difference
@@ -241,7 +241,7 @@ def test_a_named_strategy_must_run(target: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="none of the strategies uses"):
         choose_arms(target, zoo.make_draft(target), {"none": NoDraft()})
     with pytest.raises(ArgumentError, match="one of the audit's own"):
-        run_audit(target, audits.TOKENIZER, audits.DOCUMENTS, tmp_path, strategies={"double draw": NoDraft()})
+        audits.audit(tmp_path, audits.make(), {"double draw": NoDraft()})
 
 
 def test_settings_are_described_alike_in_every_process() -> None:
@@ -249,4 +249,4 @@ def test_settings_are_described_alike_in_every_process() -> None:
         "PromptLookup(nodes=3, num_tokens=20, max_ngram=5, branches=2, tokens_per_match=4)"
     )
     assert "store=SuffixStore" in describe(Suffix(store=hf_specdec.SuffixStore()))
-    assert describe(hf_specdec.Scripted(lambda context: [])) == "Scripted"
+    assert describe(hf_specdec.Scripted(lambda context: [])) == "Scripted()"
