@@ -65,20 +65,21 @@ class SplitModel:
         layers = decoder_layers(model)
         last = exit_layer - 1
         tuple_length = _tuple_length(model)
-        self.hidden_states: Tensor = torch.empty(0)
+        self._note = _Note()
         above, below = range(exit_layer, len(layers)), range(last)
-        recording = _replaced(layers[last], partial(self._record, layers[last]))
-        injecting = _replaced(layers[last], partial(self._inject, tuple_length))
+        recording = _replaced(layers[last], partial(_record, self._note, layers[last]))
+        injecting = _replaced(layers[last], partial(_inject, self._note, tuple_length))
         self.lower = _view(model, _skipped(model, above) | {last: recording})
         self.upper = _view(model, _skipped(model, below) | {last: injecting}, keep_hooks=True)
 
-    def _record(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = layer(*args, **kwargs)
-        self.hidden_states = output[0] if isinstance(output, tuple) else output
-        return output
+    @property
+    def hidden_states(self) -> Tensor:
+        """See the class."""
+        return self._note.hidden_states
 
-    def _inject(self, tuple_length: int, *args: Any, **kwargs: Any) -> Any:
-        return _as_output(self.hidden_states, tuple_length)
+    @hidden_states.setter
+    def hidden_states(self, hidden_states: Tensor) -> None:
+        self._note.hidden_states = hidden_states
 
 
 class OutputTap:
@@ -99,12 +100,36 @@ class OutputTap:
         path = next((name for name, one in model.named_modules() if one is output), None)
         if path is None:
             raise UnsupportedModelError(f"{type(model).__name__} has no output matrix that heads could listen to")
-        self.hidden_states: Tensor = torch.empty(0)
-        self.model = _with_module(model, path.split("."), _replaced(output, partial(self._listen, output)), True)
+        self._note = _Note()
+        listening = _replaced(output, partial(_listen, self._note, output))
+        self.model = _with_module(model, path.split("."), listening, keep_hooks=True)
 
-    def _listen(self, output: nn.Module, hidden_states: Tensor) -> Any:
-        self.hidden_states = hidden_states
-        return output(hidden_states)
+    @property
+    def hidden_states(self) -> Tensor:
+        """See the class."""
+        return self._note.hidden_states
+
+
+class _Note:
+    """What a view leaves. Views know it and not the object that holds them, which would close a circle."""
+
+    def __init__(self) -> None:
+        self.hidden_states = torch.empty(0)
+
+
+def _record(note: _Note, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    output = layer(*args, **kwargs)
+    note.hidden_states = output[0] if isinstance(output, tuple) else output
+    return output
+
+
+def _inject(note: _Note, tuple_length: int, *args: Any, **kwargs: Any) -> Any:
+    return _as_output(note.hidden_states, tuple_length)
+
+
+def _listen(note: _Note, output: nn.Module, hidden_states: Tensor) -> Any:
+    note.hidden_states = hidden_states
+    return output(hidden_states)
 
 
 def _path(model: PreTrainedModel) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,5 +170,6 @@ class TreeCache(Cache):
     layers: list[TreeLayer]  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        self.rows = RaggedRows()
-        super().__init__(layer_class_to_replicate=lambda: TreeLayer(self.rows))  # type: ignore[arg-type]
+        self.rows = rows = RaggedRows()
+        # Layers know the rows, not the cache: a circle would keep all keys and values until Python looks for one.
+        super().__init__(layer_class_to_replicate=partial(TreeLayer, rows))  # type: ignore[arg-type]
