@@ -211,7 +211,7 @@ class Call:
     def _without_padding(self, row: int, path: list[int]) -> list[int]:
         """The part of a path that came before the row's end."""
         num_padding = len(self.emitter.generated[row]) - self.emitter.num_own(row)
-        return path[: max(len(path) - num_padding, 0)]
+        return path[: len(path) - num_padding]
 
     def settle_cache(self) -> None:
         """Make all rows of the cache one column shorter than the released text, and return it to its owner."""

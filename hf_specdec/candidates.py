@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_specdec.compat import candidate_generator_override, default_generation_settings
+from hf_specdec.compat import candidate_generator_override, default_generation_settings, num_positions
 from hf_specdec.drafters import DraftContext, Drafter, RoundOutputs
 from hf_specdec.drafters.draft_check import check_draft_model
 from hf_specdec.errors import ArgumentError
@@ -114,7 +114,7 @@ def _complete(config: GenerationConfig, model: PreTrainedModel) -> GenerationCon
     complete = GenerationConfig(**config.to_dict())
     complete.update(**default_generation_settings(config), defaults_only=True)
     if config.max_length is None:
-        complete.max_length = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", 2**31)
+        complete.max_length = num_positions(model) or 2**31
     return complete
 
 

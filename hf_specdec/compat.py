@@ -1,4 +1,4 @@
-"""Every private name of transformers that the package uses, in one place."""
+"""Private names of transformers, and attributes that some of its models lack: each in one place."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def is_users_cache(cache: Cache) -> bool:
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Names of the arguments of the model's forward."""
     return frozenset(inspect.signature(model.forward).parameters)
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """The longest text that the model takes, in tokens; None where its config names no bound."""
+    positions: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions
 
 
 @contextmanager

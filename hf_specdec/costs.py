@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.cache import TreeCache
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat import attention_implementation, num_positions
 from hf_specdec.runner import ModelRunner
 from hf_specdec.tree import DraftTree, chain_parents
 
@@ -51,9 +51,9 @@ def _rounded(share: float) -> float:
 
 @torch.no_grad()
 def _measure(model: PreTrainedModel) -> float:
-    num_positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or _CONTEXT
-    context = max(min(_CONTEXT, num_positions // 2), 1)
-    runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64), num_positions - 1)
+    positions = num_positions(model) or _CONTEXT
+    context = max(min(_CONTEXT, positions // 2), 1)
+    runner = ModelRunner(model, TreeCache(), 1, None, torch.zeros(1, dtype=torch.int64), positions - 1)
     runner.prefill(torch.zeros(1, context, dtype=torch.int64))
     one, many = inf, inf
     start = time.perf_counter()

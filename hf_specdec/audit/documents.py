@@ -49,9 +49,7 @@ def read_documents(path: Path, count: int | None = None, *, name: str | None = N
     if count is not None:
         require_whole(count=count)
     documents: dict[str, Document] = {}
-    for number, line in enumerate(json_lines(path), start=1):
-        if not line.strip():
-            continue
+    for number, line in json_lines(path):
         try:
             document = _document(json.loads(line), name or path.stem, number)
         except (ValueError, KeyError, IndexError, TypeError) as error:

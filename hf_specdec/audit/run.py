@@ -21,6 +21,7 @@ from hf_specdec.audit.results import AuditResults
 from hf_specdec.audit.settings import AuditSettings
 from hf_specdec.audit.work import STOCK, STOCK_BATCH, Work
 from hf_specdec.bench import Provenance, collect_provenance
+from hf_specdec.compat import num_positions
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.errors import ArgumentError
@@ -116,7 +117,7 @@ def _identity(model: PreTrainedModel, provenance: Provenance, settings: AuditSet
 
 
 def _check_lengths(model: PreTrainedModel, documents: Sequence[Encoded], settings: AuditSettings) -> None:
-    room = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    room = num_positions(model)
     longest = max(documents, key=lambda one: one.input_ids.shape[1])
     length = longest.input_ids.shape[1]
     if room is not None and length + settings.max_new_tokens > room:

@@ -85,10 +85,7 @@ def score_gap(
     where two candidates are nearly equal: a gap near zero. A gap beyond rounding is a fault.
 
     Args:
-        model: the model that generated both.
-        prompt_ids: int64 `[1, P]`, the common prompt.
-        reference: new tokens of the reference.
-        other: new tokens of the text that is compared with it.
+        model, prompt_ids, reference, other: see `candidates`.
         temperature: at 0 the raw logits are compared; above it what keyed sampling compares, which is
             logits / temperature + noise.
         seed: the seed of that noise.

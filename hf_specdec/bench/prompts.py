@@ -35,9 +35,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         ArgumentError: no such file, no UTF-8, or a line is not such an object.
     """
     prompts = []
-    for number, line in enumerate(json_lines(path), start=1):
-        if not line.strip():
-            continue
+    for number, line in json_lines(path):
         try:
             question = json.loads(line)
             category, prompt_id, text = question["category"], question["question_id"], question["turns"][0]
@@ -49,8 +47,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def json_lines(path: Path) -> list[str]:
-    """The lines of a text of JSON lines, empty ones too.
+def json_lines(path: Path) -> list[tuple[int, str]]:
+    """Number and text of every line of JSON lines that is not empty.
 
     Raises:
         ArgumentError: no such file, or no UTF-8.
@@ -61,7 +59,8 @@ def json_lines(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ArgumentError(f"{path.name} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
-    return text.split("\n")  # JSON texts may hold all else that splitlines takes for the end of a line
+    lines = text.split("\n")  # JSON texts may hold all else that splitlines takes for the end of a line
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None = None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec.cache import TreeCache
-from hf_specdec.compat import forward_parameters
+from hf_specdec.compat import forward_parameters, num_positions
 from hf_specdec.drafters.base import DraftContext
 from hf_specdec.runner import ModelRunner
 
@@ -34,7 +34,7 @@ class DraftModel:
         self._vocab_size = context.vocab_size
         config = model.config.get_text_config(decoder=True)
         self._own_vocab_size: int = config.vocab_size
-        self._max_length: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
+        self._max_length: int = num_positions(model) or sys.maxsize
         self._processors = context.score_processors
         self._device = context.prompt.device  # where the call's scores and noise live
         mask = context.prompt_mask

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.checks import require_not_negative, require_seed, require_whole
+from hf_specdec.compat import num_positions
 from hf_specdec.drafters import Drafter
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.enable import generate
@@ -207,10 +208,10 @@ def _prompt(record: Record, index: int, tokenizer: PreTrainedTokenizerBase, in_t
 def _room(model: PreTrainedModel, settings: AnswerSettings, max_prompt_tokens: int | None) -> int:
     if max_prompt_tokens is not None:
         require_whole(max_prompt_tokens=max_prompt_tokens)
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = num_positions(model)
     if positions is None:
         return 2**62 if max_prompt_tokens is None else max_prompt_tokens
-    room = int(positions) - settings.max_new_tokens
+    room = positions - settings.max_new_tokens
     if room < 1:
         raise ArgumentError(
             f"max_new_tokens={settings.max_new_tokens} leaves no room for a prompt: the model takes {positions} tokens"

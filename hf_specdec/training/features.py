@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_specdec.checks import require_positive
+from hf_specdec.compat import num_positions
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.feature_cache import PART_BYTES, FeatureCache, Layout, fill
 from hf_specdec.training.fingerprints import examples_fingerprint, model_fingerprint
@@ -226,7 +227,7 @@ def _check(target: PreTrainedModel, examples: Sequence[Example], top_k: int) -> 
         )
     if not 0 <= top_k <= config.vocab_size:
         raise ArgumentError(f"top_k={top_k!r} must be between 0 and the target's {config.vocab_size} tokens")
-    longest, room = max(len(one.input_ids) for one in examples), getattr(config, "max_position_embeddings", None)
+    longest, room = max(len(one.input_ids) for one in examples), num_positions(target)
     if room is not None and longest > room:
         raise ArgumentError(
             f"the data hold a text of {longest} tokens, and the target takes {room}: read them with max_length={room}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
-from hf_specdec.checks import require_not_negative, require_positive, require_seed, require_whole
+from hf_specdec.checks import require_positive, require_seed, require_whole
 from hf_specdec.drafters.settings import eos_tokens
 from hf_specdec.errors import ArgumentError
 from hf_specdec.training.features import TargetFeatures
@@ -130,7 +130,6 @@ def cached_features(
     Raises:
         ArgumentError: a bound that is none.
     """
-    require_not_negative(cache_max_gb=cache_max_gb)
     if cache_max_gb == 0:
         return TargetFeatures(target, train, **kinds), TargetFeatures(target, held_out, **kinds)
     place = cache_dir or folder.features
