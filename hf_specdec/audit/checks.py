@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hf_specdec.audit.differences import tie_bound
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD
 from hf_specdec.audit.results import Check, ControlRow, FamilyTest, IdentityRow
 from hf_specdec.audit.settings import AuditSettings
@@ -20,7 +21,7 @@ def identity_checks(rows: Sequence[IdentityRow], settings: AuditSettings, exact:
         tokens = sum(row.tokens for row in mine)
         ties = sum(row.ties for row in mine)
         detail = f"{tokens} tokens compared"
-        detail += "" if exact else f", {ties} ties within {settings.tie_units:g} units of rounding"
+        detail += "" if exact else f", {ties} ties within {tie_bound(settings.tie_units)}"
         detail += f"; faults in: {', '.join(faulty)}" if faulty else ", no fault"
         checks.append(Check(f"token identity at temperature {temperature:g}", not faulty, detail))
     changed = sum(row.marks_changed or 0 for row in rows if row.arm != STOCK_BATCH)

@@ -137,7 +137,8 @@ def _identity_control(work: Work, control: Control) -> ControlRow:
     if faults:
         place = faults[0]["difference"]
         gap = "the text ends" if place["units"] is None else f"gap {place['units']:.3g} units of rounding"
-        evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}"
+        noise = "" if place["noise"] is None else f", noise of stock's own readings {place['noise']:.3g}"
+        evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}{noise}"
     else:
         tokens = sum(record["tokens"] for record in records)
         evidence = f"{len(records)} documents, {tokens} tokens, no difference beyond rounding"

@@ -36,9 +36,9 @@ def clean_generation_config(model: PreTrainedModel) -> Iterator[None]:
         model.generation_config = kept
 
 
-def inputs_for(model: PreTrainedModel, prompts: Sequence[Tensor]) -> Inputs:
-    """Prompts `[1, length]` as one left-padded batch."""
-    width = max(ids.shape[1] for ids in prompts)
+def inputs_for(model: PreTrainedModel, prompts: Sequence[Tensor], padding: int = 0) -> Inputs:
+    """Prompts `[1, length]` as one left-padded batch; the longest one gets so many columns of padding."""
+    width = max(ids.shape[1] for ids in prompts) + padding
     pad: Any = model.generation_config.pad_token_id
     rows = [torch.nn.functional.pad(ids, (width - ids.shape[1], 0), value=pad) for ids in prompts]
     mask = [[0] * (width - ids.shape[1]) + [1] * ids.shape[1] for ids in prompts]

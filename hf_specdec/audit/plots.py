@@ -84,7 +84,7 @@ def _ties(results: AuditResults) -> Figure:
     axes.axvline(results.settings["tie_units"], color=_LIMIT, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("gap between the two candidates in units of rounding; dashed: the bound")
+    axes.set_xlabel("gap between the two candidates in units of rounding; dashed: what is a tie everywhere")
     axes.set_xlim(left=-0.2)
     return figure
 

@@ -20,9 +20,10 @@ class IdentityRow:
         tokens: compared, up to and with the first difference of each document.
         ties, faults: documents that part from stock, by kind.
         worst_units: the largest gap at a difference, in units of rounding; None if there is none.
+        taken_by_stock: differences at which one of stock's own readings does not prefer stock's token either.
         tokens_per_forward, acceptance: None for stock arms.
         marks_changed: documents marked otherwise than stock's text; None if no document is marked.
-        places: the document, index, units and kind of every difference.
+        places: the document of every difference, and what `Difference` says of it.
     """
 
     arm: str
@@ -32,6 +33,7 @@ class IdentityRow:
     ties: int
     faults: int
     worst_units: float | None
+    taken_by_stock: int
     tokens_per_forward: float | None
     acceptance: float | None
     marks_changed: int | None

@@ -43,6 +43,7 @@ def identity_row(
         ties=kinds.count(TIE),
         faults=kinds.count(FAULT),
         worst_units=max(units) if units else None,
+        taken_by_stock=sum(place["taken_by_stock"] for place in places),
         tokens_per_forward=(rounds + accepted) / rounds if rounds else None,
         acceptance=accepted / drafted if drafted else None,
         marks_changed=sum(mine != stocks for mine, stocks in marked) if marked else None,

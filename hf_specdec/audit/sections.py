@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from hf_specdec.audit.differences import FAULT, tie_bound
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
-from hf_specdec.audit.results import DOCUMENTS, AuditResults, FamilyTest
+from hf_specdec.audit.results import DOCUMENTS, AuditResults, FamilyTest, IdentityRow
 from hf_specdec.audit.work import BATCH_ROWS
 
 _MAX_PLACES = 60
@@ -57,6 +60,34 @@ def _checks(results: AuditResults) -> Section:
 
 
 def _identity(results: AuditResults) -> Section:
+    text = (
+        "Each strategy against stock generate, which decodes each document alone. At temperature 0 strategies do so "
+        f"too; above it they decode {BATCH_ROWS} documents in a batch, each with the keyed noise that stock had. "
+        f"{_rule(results)} Tokens behind a document's first difference are not compared. The arm in a batch "
+        f"of {BATCH_ROWS} is stock generate too: its differences are this machine's own noise and fail nothing."
+    )
+    places = [(row, place) for row in results.identity for place in row.places]
+    if len(places) > _MAX_PLACES:
+        text += f" The {_MAX_PLACES} widest of {len(places)} differences are listed; the JSON file holds all."
+    tables = [_arms(results), *([_places(places)] if places else [])]
+    return Section("Token identity", text, tables, [] if results.exact else ["ties"])
+
+
+def _rule(results: AuditResults) -> str:
+    if results.exact:
+        return "The model computes in 32 bit or more, so any difference is a fault."
+    return (
+        f"A difference is a tie if the gap is at most {tie_bound(results.settings['tie_units'])}. These read the same "
+        "text behind several widths of padding; where one of them does not find stock's token the better one, the "
+        "other token is taken by stock, too."
+    )
+
+
+def _arms(results: AuditResults) -> Table:
+    header = (
+        "T,Arm,Documents,Tokens,Differences per 1000,Ties,Faults,Largest gap,Taken by stock,Tokens per forward,"
+        "Accepted,Marks changed"
+    )
     rows = [
         [
             f"{row.temperature:g}",
@@ -67,44 +98,37 @@ def _identity(results: AuditResults) -> Section:
             str(row.ties),
             str(row.faults),
             _number(row.worst_units, "{:.2g}"),
+            _NONE if results.exact else str(row.taken_by_stock),
             _number(row.tokens_per_forward, "{:.2f}"),
             _number(row.acceptance, "{:.0%}"),
             _NONE if row.marks_changed is None else str(row.marks_changed),
         ]
         for row in results.identity
     ]
-    header = (
-        "T,Arm,Documents,Tokens,Differences per 1000,Ties,Faults,Largest gap,Tokens per forward,Accepted,Marks changed"
-    )
-    tables = [Table(header.split(","), rows)]
-    places = [(row.arm, f"{row.temperature:g}", place) for row in results.identity for place in row.places]
-    if places:
-        listed = [
-            [
-                arm,
-                temperature,
-                place["document"],
-                str(place["index"] + 1),
-                _number(place["units"], "{:.2f}"),
-                place["kind"],
-            ]
-            for arm, temperature, place in places[:_MAX_PLACES]
+    return Table(header.split(","), rows)
+
+
+def _places(places: Sequence[tuple[IdentityRow, dict[str, Any]]]) -> Table:
+    """Faults, then the widest gaps."""
+    listed = [
+        [
+            row.arm,
+            f"{row.temperature:g}",
+            place["document"],
+            str(place["index"] + 1),
+            _number(place["units"], "{:.2f}"),
+            _number(place["noise"], "{:.2f}"),
+            _NONE if place["noise"] is None else "yes" if place["taken_by_stock"] else "no",
+            place["kind"],
         ]
-        tables.append(Table(["Arm", "T", "Document", "Token", "Gap", "Kind"], listed))
-    rule = (
-        "The model computes in 32 bit or more, so any difference is a fault."
-        if results.exact
-        else f"A difference is a tie if the gap is at most {results.settings['tie_units']:g} units of rounding."
-    )
-    text = (
-        "Each strategy against stock generate, which decodes each document alone. At temperature 0 strategies do so "
-        f"too; above it they decode {BATCH_ROWS} documents in a batch, each with the keyed noise that stock had. "
-        f"{rule} Tokens behind a document's first difference are not compared. The arm in a batch "
-        f"of {BATCH_ROWS} is stock generate too: its differences are this machine's own noise and fail nothing."
-    )
-    if len(places) > _MAX_PLACES:
-        text += f" The first {_MAX_PLACES} of {len(places)} differences are listed; the JSON file holds all."
-    return Section("Token identity", text, tables, [] if results.exact else ["ties"])
+        for row, place in sorted(places, key=lambda one: _mildness(one[1]))[:_MAX_PLACES]
+    ]
+    return Table(["Arm", "T", "Document", "Token", "Gap", "Noise", "Taken by stock", "Kind"], listed)
+
+
+def _mildness(place: dict[str, Any]) -> tuple[bool, float]:
+    """Where a place stands in the list: a text that ends has the widest gap of all."""
+    return place["kind"] != FAULT, -math.inf if place["units"] is None else -place["units"]
 
 
 def _law(results: AuditResults) -> Section:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.audit.arms import KEYED, REJECTION, Arm
 from hf_specdec.audit.controls import IDENTITY, Control
-from hf_specdec.audit.differences import FAULT, compare
+from hf_specdec.audit.differences import FAULT, classify
 from hf_specdec.audit.documents import Encoded, mixed
 from hf_specdec.audit.generation import (
     Inputs,
@@ -27,6 +27,7 @@ from hf_specdec.audit.law import LawRecord, forced_logits, law_record
 from hf_specdec.audit.metrics import is_right
 from hf_specdec.audit.recording import Notes, Recorder
 from hf_specdec.audit.settings import AuditSettings
+from hf_specdec.bench.difference import first_difference
 from hf_specdec.sampling import Seed
 
 STOCK = "stock"
@@ -135,20 +136,30 @@ class Work:
 
     def _compared(self, temperature: float, one: Encoded, text: list[int]) -> dict[str, Any]:
         reference = self.reference(temperature, one)["tokens"]
-        difference = compare(
-            self.model,
-            one.input_ids,
-            reference,
-            text,
-            temperature=temperature,
-            seed=self._identity_seed(temperature, one),
-            tie_units=self.settings.tie_units,
-        )
+        index = first_difference(reference, text)
         return {
-            "tokens": len(reference) if difference is None else difference.index + 1,
-            "difference": None if difference is None else asdict(difference),
+            "tokens": len(reference) if index is None else index + 1,
+            "difference": None if index is None else self._difference(temperature, one, text, index),
             "right": self._is_right(one, text),
         }
+
+    def _difference(self, temperature: float, one: Encoded, text: list[int], index: int) -> dict[str, Any]:
+        """A piece of its own: strategies often part from stock in one place, to say the same."""
+
+        def run() -> dict[str, Any]:
+            difference = classify(
+                self.model,
+                one.input_ids,
+                self.reference(temperature, one)["tokens"],
+                text,
+                index,
+                temperature=temperature,
+                seed=self._identity_seed(temperature, one),
+                tie_units=self.settings.tie_units,
+            )
+            return asdict(difference)
+
+        return self._once(str(("difference", temperature, one.key, index, *text[index : index + 1])), run)
 
     def _law_record(
         self, temperature: float, verification: str, arm: Arm | None, one: Encoded, index: int
