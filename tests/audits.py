@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import PreTrainedModel
 
 import zoo
@@ -25,6 +26,7 @@ from hf_specdec import (
     Tree,
 )
 from hf_specdec.audit import AuditResults, AuditSettings, Document, run_audit
+from hf_specdec.audit.differences import Difference
 
 TOKENIZER = byte_tokenizer()
 # Of every strategy one whose trees do not depend on the speed of the machine.
@@ -67,6 +69,12 @@ def settings(**changes: Any) -> AuditSettings:
         "rows": 32,
     }
     return AuditSettings(**(small | changes))
+
+
+def part(monkeypatch: pytest.MonkeyPatch, difference: Difference) -> None:
+    """Every text parts from stock's there: whether rounding makes a difference depends on the machine."""
+    monkeypatch.setattr("hf_specdec.audit.work.first_difference", lambda *arguments: difference.index)
+    monkeypatch.setattr("hf_specdec.audit.work.classify", lambda *arguments, **options: difference)
 
 
 def audit(

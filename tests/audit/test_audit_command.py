@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
+import audits
 from docs_hub import DRAFT, build_hub
 from hf_specdec.audit import AuditDependencyError, read_documents
 from hf_specdec.audit.differences import Difference
@@ -68,7 +69,7 @@ def test_a_passed_audit(small: list[object], tmp_path: Path, model_folder: Path)
 
 
 def test_a_failed_check_is_exit_status_1(small: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_specdec.audit.work.compare", lambda *a, **k: Difference(2, None, "fault"))
+    audits.part(monkeypatch, Difference(2, None, "fault"))
     result = invoke(*small)
     assert result.exit_code == 1
     assert "FAILED" in result.stdout

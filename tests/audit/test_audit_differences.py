@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from transformers import LlamaForCausalLM
 
 import audits
 import texts
-from hf_specdec.audit.differences import FAULT, TIE, compare, is_exact, spacing
-from hf_specdec.bench.difference import score_gap
+import zoo
+from hf_specdec.audit import differences
+from hf_specdec.audit.differences import FAULT, NOISE_FACTOR, TIE, classify, is_exact, spacing
+from hf_specdec.audit.readings import PADDINGS, stock_gaps
+from hf_specdec.bench.difference import Candidates, score_gap
 from hf_specdec.noise import gumbel
 
 PROMPT = torch.tensor([[5, 9, 30, 5, 9]])
@@ -46,32 +50,82 @@ def test_a_gap_within_the_bound_is_a_tie(temperature: float) -> None:
     model = audits.make().to(torch.bfloat16)
     (best, second, *_), logits = ranked(temperature)
     arguments = {"temperature": temperature, "seed": 3}
-    found = compare(model, PROMPT, [best, 1], [second, 1], **arguments, tie_units=1e6)
-    assert found is not None
+    found = classify(model, PROMPT, [best, 1], [second, 1], 0, **arguments, tie_units=1e6)
     assert found.units is not None
     assert (found.index, found.kind) == (0, TIE)
-    strict = compare(model, PROMPT, [best, 1], [second, 1], **arguments, tie_units=0.99 * found.units)
-    assert strict is not None
+    strict = classify(model, PROMPT, [best, 1], [second, 1], 0, **arguments, tie_units=0.99 * found.units)
     assert strict.kind == FAULT
     if temperature == 0:
         unit = spacing(float(logits[[best, second]].abs().max()), torch.bfloat16)
         assert found.units == pytest.approx(float(logits[best] - logits[second]) / unit)
 
 
-def test_equal_texts() -> None:
-    assert compare(audits.make(), PROMPT, [1, 2], [1, 2], temperature=0, seed=0, tie_units=8) is None
+@pytest.mark.parametrize(
+    ("readings", "kind", "taken"),
+    [
+        ([1.0, 1.0, 1.0], FAULT, False),  # steady: the gap of two nats is none of rounding
+        ([1.0, 0.5, 1.4], FAULT, False),
+        ([1.0, 0.5, 1.6], TIE, False),  # 1.1 of noise, and the gap is less than twice of it
+        ([1.0, -1.0, 1.0], TIE, True),
+        ([7.0, 5.0, 6.0], TIE, True),  # only how they move counts
+        ([math.nan] * 3, FAULT, False),
+    ],
+)
+def test_noise_of_stock_widens_the_bound(
+    readings: list[float], kind: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two candidates two nats apart, in a model that would say so each time."""
+    model = audits.make().to(torch.bfloat16)
+    logits = torch.tensor([20.0, 18.0]).double()
+    monkeypatch.setattr(differences, "candidates", lambda *a, **k: Candidates(logits, logits))
+    asked: list[Any] = []
+
+    def read(model: Any, text: torch.Tensor, pair: tuple[int, int]) -> torch.Tensor:
+        asked.append((text.tolist(), pair))
+        return torch.tensor(readings).double()
+
+    monkeypatch.setattr(differences, "stock_gaps", read)
+    found = classify(model, PROMPT, [7, 1, 2], [7, 3], 1, temperature=0, seed=0, tie_units=8)
+    assert asked == [([[*PROMPT[0].tolist(), 7]], (1, 3))]
+    assert found.units == 16
+    assert (found.kind, found.taken_by_stock) == (kind, taken)
+    assert found.noise == pytest.approx((max(readings) - min(readings)) * 8, nan_ok=True)
+    assert NOISE_FACTOR == 2
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_padding_changes_stock_by_rounding_alone(family: str) -> None:
+    """In 32 bit all readings agree with a plain forward, whatever the family makes of positions."""
+    model = audits.make(family, attention="eager")
+    with torch.no_grad():
+        logits = model(PROMPT).logits[0, -1].double()
+    gaps = stock_gaps(model, PROMPT, (3, 4))
+    assert gaps.shape == (len(PADDINGS),)
+    assert gaps.dtype == torch.float64
+    torch.testing.assert_close(gaps, (logits[3] - logits[4]).expand(len(PADDINGS)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("length", "count"), [(255, 1), (254, 2), (250, 5), (100, 8)])
+def test_padding_leaves_the_text_within_the_models_positions(length: int, count: int) -> None:
+    text = torch.randint(1, 100, (1, length), generator=torch.Generator().manual_seed(0))
+    assert stock_gaps(audits.make(), text, (3, 4)).shape == (count,)
+
+
+def test_in_16_bit_padding_moves_the_gap() -> None:
+    """Of some texts at least: which ones depends on the machine."""
+    model = audits.make().to(torch.bfloat16)
+    texts = torch.randint(1, 100, (8, 1, 40), generator=torch.Generator().manual_seed(0))
+    assert any(len(set(stock_gaps(model, text, (3, 4)).tolist())) > 1 for text in texts)
 
 
 def test_in_32_bit_no_gap_is_a_tie() -> None:
-    found = compare(audits.make(), PROMPT, [1, 2, 3], [1, 2, 4], temperature=0, seed=0, tie_units=1e12)
-    assert found is not None
+    found = classify(audits.make(), PROMPT, [1, 2, 3], [1, 2, 4], 2, temperature=0, seed=0, tie_units=1e12)
     assert (found.index, found.kind) == (2, FAULT)
 
 
 def test_an_early_end_is_no_tie() -> None:
     model = audits.make().to(torch.bfloat16)
-    found = compare(model, PROMPT, [1, 2, 3], [1, 2], temperature=0, seed=0, tie_units=1e12)
-    assert found is not None
+    found = classify(model, PROMPT, [1, 2, 3], [1, 2], 2, temperature=0, seed=0, tie_units=1e12)
     assert (found.index, found.units, found.kind) == (2, None, FAULT)
 
 
@@ -90,8 +144,7 @@ def test_the_gap_is_that_of_the_place_where_texts_part() -> None:
     with torch.no_grad():
         logits = model(torch.tensor([[*PROMPT[0].tolist(), *common]])).logits[0, -1].double()
     best, second = logits.topk(2).indices.tolist()
-    found = compare(model, PROMPT, [*common, best], [*common, second], temperature=0, seed=0, tie_units=8)
-    assert found is not None
+    found = classify(model, PROMPT, [*common, best], [*common, second], 3, temperature=0, seed=0, tie_units=8)
     assert found.index == 3
     assert found.units == pytest.approx(
         float(logits[best] - logits[second]) / spacing(float(logits[[best, second]].abs().max()), torch.bfloat16)
@@ -114,10 +167,8 @@ def test_only_the_logits_of_the_fork_are_computed() -> None:
     plain.load_state_dict(model.state_dict())
     arguments = {"reference": [1, 2, 3], "other": [1, 2, 4], "temperature": 0.7, "seed": 3}
     gap = score_gap(model, PROMPT, **arguments)
-    found = compare(model, PROMPT, **arguments, tie_units=8)
+    found = classify(model, PROMPT, **arguments, index=2, tie_units=8)
     assert shapes == [(1, 1, model.config.vocab_size)] * 2
     assert gap == pytest.approx(score_gap(plain, PROMPT, **arguments))
-    same = compare(plain, PROMPT, **arguments, tie_units=8)
-    assert found is not None
-    assert same is not None
+    same = classify(plain, PROMPT, **arguments, index=2, tie_units=8)
     assert found.units == pytest.approx(same.units)

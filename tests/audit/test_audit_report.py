@@ -14,7 +14,7 @@ import audits
 import zoo
 from hf_specdec import Assisted, PromptLookup
 from hf_specdec.audit import AuditResults, write_report
-from hf_specdec.audit.differences import Difference
+from hf_specdec.audit.differences import FAULT, TIE, Difference
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
 from hf_specdec.audit.statistics import detectable_bias, detectable_distance, holm
 
@@ -120,10 +120,23 @@ def test_plots_come_out_alike(results: AuditResults, tmp_path: Path) -> None:
 
 
 def test_the_tie_table_of_16_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_specdec.audit.work.compare", lambda *a, **k: Difference(4, 2.5, "tie"))
+    """The widest gaps first, and before them the faults, first of all a text that ends."""
+    texts = [(2.5, TIE), (9.0, TIE), (4.0, FAULT), (None, FAULT)]
+    found = iter([Difference(4, units, kind, None if units is None else 3.25, kind == TIE) for units, kind in texts])
+    monkeypatch.setattr("hf_specdec.audit.work.first_difference", lambda *arguments: 4)
+    monkeypatch.setattr("hf_specdec.audit.work.classify", lambda *arguments, **options: next(found))
+    monkeypatch.setattr("hf_specdec.audit.run.controls", list)
     model = audits.make().to(torch.bfloat16)
     changes = {"temperatures": (0.0,), "max_new_tokens": 8}
     tied = audits.audit(tmp_path / "run", model, {"lookup": PromptLookup()}, changes=changes)
     write_report(tied, tmp_path)
-    assert "| lookup | 0 | list/1 | 5 | 2.50 | tie |" in (tmp_path / "audit.md").read_text(encoding="utf-8")
+    text = (tmp_path / "audit.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| lookup | 0 |")]
+    assert [line.split(" | ")[4:] for line in lines] == [
+        ["-", "-", "-", "fault |"],
+        ["4.00", "3.25", "no", "fault |"],
+        ["9.00", "3.25", "yes", "tie |"],
+        ["2.50", "3.25", "yes", "tie |"],
+    ]
+    assert "at most 8 units of rounding or 2 times the noise of stock's own readings" in text
     assert 'alt="ties"' in (tmp_path / "audit.html").read_text(encoding="utf-8")

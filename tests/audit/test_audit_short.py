@@ -154,17 +154,14 @@ def test_greedy_alone_leaves_the_law_out(tmp_path: Path) -> None:
 
 
 def test_ties_in_16_bit_pass_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A difference is put in by hand: whether rounding makes one depends on the machine."""
     model = audits.make().to(torch.bfloat16)
     for units, kind in ((2.0, "tie"), (20.0, "fault")):
-        monkeypatch.setattr(
-            "hf_specdec.audit.work.compare", lambda *a, kind=kind, units=units, **k: Difference(4, units, kind)
-        )
+        audits.part(monkeypatch, Difference(4, units, kind, noise=1.0, taken_by_stock=kind == TIE))
         changes = {"temperatures": (0.0,), "max_new_tokens": 8}
         results = audits.audit(tmp_path / kind, model, {"none": NoDraft()}, changes=changes)
         (row,) = [row for row in results.identity if row.arm == "none"]
         assert not results.exact
-        assert (row.ties, row.faults) == ((4, 0) if kind == "tie" else (0, 4))
+        assert (row.ties, row.faults, row.taken_by_stock) == ((4, 0, 4) if kind == "tie" else (0, 4, 0))
         assert row.per_thousand == 200.0
         assert ("token identity at temperature 0" in failed(results)) == (kind == "fault")
 
@@ -180,7 +177,7 @@ def test_in_16_bit_marks_must_agree_on_average(changed: bool, tmp_path: Path, mo
 
     if changed:
         monkeypatch.setattr("hf_specdec.audit.work.generate_texts", answer)
-    monkeypatch.setattr("hf_specdec.audit.work.compare", lambda *a, **k: Difference(0, 1.0, TIE))
+    audits.part(monkeypatch, Difference(0, 1.0, TIE, noise=1.0))
     results = audits.audit(
         tmp_path,
         audits.make().to(torch.bfloat16),
