@@ -57,7 +57,9 @@ def audit(
     law_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of each law test at least.")] = 20_000,
     control_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of each control at least.")] = 4_000,
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch in which law tests sample.")] = 8,
-    tie_units: Annotated[float, typer.Option(min=0.0, help="Largest gap of a tie in 16 bit, in its rounding.")] = 8.0,
+    tie_units: Annotated[
+        float, typer.Option(min=0.0, help="In 16 bit: the gap in units of rounding that is a tie wherever it is.")
+    ] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
 ) -> None:
