@@ -15,7 +15,9 @@ from hf_specdec.bench.difference import candidates
 
 TIE, FAULT = "tie", "fault"
 NOISE_FACTOR = 2.0
-"""A gap of so many times the noise of stock's own readings is a tie: a further reading hardly ever goes beyond."""
+"""A gap of so many times the noise of stock's own readings is a tie, ..."""
+CEILING_FACTOR = 2.0
+"""... unless it is above so many times what is a tie everywhere: a bound without end would excuse anything."""
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -25,10 +27,11 @@ class Difference:
 
     Attributes:
         index: of the token.
-        units: gap between the two candidates' scores, in units of rounding of the logits; None if one text ends.
+        units: gap between the two candidates' scores, in units of rounding of the logits; None if one text ends or a
+            score is not finite.
         kind: "tie" or "fault".
-        noise: how far that gap moves among stock's own readings of the common text, largest minus smallest, in the
-            same units; None where every difference is a fault.
+        noise: range of that gap over stock's own readings of the common text, in the same units; None where every
+            difference is a fault, and where it could not be measured.
         taken_by_stock: whether in one of those readings the reference's token is not better than the other one.
     """
 
@@ -41,7 +44,10 @@ class Difference:
 
 def tie_bound(tie_units: float) -> str:
     """The largest gap of a tie, in words."""
-    return f"{tie_units:g} units of rounding or {NOISE_FACTOR:g} times the noise of stock's own readings"
+    return (
+        f"{tie_units:g} units of rounding, or {NOISE_FACTOR:g} times the noise of the place and at most "
+        f"{CEILING_FACTOR * tie_units:g}"
+    )
 
 
 def is_exact(model: PreTrainedModel) -> bool:
@@ -74,21 +80,32 @@ def classify(
         index: of the first difference.
         temperature: of both; above 0 the candidates are compared with the keyed noise added.
         seed: of that noise.
-        tie_units: the largest gap that counts as a tie wherever it is; where stock's own readings scatter more,
-            `NOISE_FACTOR` times their noise does.
+        tie_units: the largest gap that counts as a tie wherever it is. Where stock's own readings scatter,
+            `NOISE_FACTOR` times their noise does, too, up to `CEILING_FACTOR` times this number.
     """
     found = candidates(model, prompt, reference, other, temperature=temperature, seed=seed)
-    if found is None:
-        return Difference(index, None, FAULT)  # rounding moves a choice, it does not end a text
+    if found is None or not found.scores.isfinite().all():
+        return Difference(index, None, FAULT)  # rounding moves a choice; it ends no text and makes no infinity
     unit = spacing(float(found.logits.abs().max()), model.dtype)
     gap = float(found.scores[0] - found.scores[1]) * (temperature or 1.0) / unit
     if is_exact(model):
         return Difference(index, abs(gap), FAULT)
     text = torch.cat([prompt, prompt.new_tensor([reference[:index]])], dim=1)
     readings = stock_gaps(model, text, (reference[index], other[index])) / unit
-    noise = float(readings.max() - readings.min())
-    kind = TIE if abs(gap) <= max(tie_units, NOISE_FACTOR * noise) else FAULT
-    return Difference(index, abs(gap), kind, noise, bool(gap + (readings - readings[0]).min() <= 0))
+    keyed = gap - float(found.logits[0] - found.logits[1]) / unit
+    noise = _range(readings)
+    kind = TIE if abs(gap) <= _bound(tie_units, noise or 0.0) else FAULT
+    return Difference(index, abs(gap), kind, noise, bool((readings + keyed).min() <= 0))
+
+
+def _bound(tie_units: float, noise: float) -> float:
+    return min(max(tie_units, NOISE_FACTOR * noise), CEILING_FACTOR * tie_units)
+
+
+def _range(readings: Tensor) -> float | None:
+    """None if there is but one, or one is not finite."""
+    found = float(readings.max() - readings.min())
+    return found if len(readings) > 1 and math.isfinite(found) else None
 
 
 def spacing(value: float, dtype: torch.dtype) -> float:

@@ -136,14 +136,19 @@ def _identity_control(work: Work, control: Control) -> ControlRow:
     faults = [record for record in records if is_fault(record)]
     if faults:
         place = faults[0]["difference"]
-        gap = "the text ends" if place["units"] is None else f"gap {place['units']:.3g} units of rounding"
-        noise = "" if place["noise"] is None else f", noise of stock's own readings {place['noise']:.3g}"
-        evidence = f"document {len(records)}, token {place['index'] + 1}: {gap}{noise}"
+        evidence = f"document {len(records)}, token {place['index'] + 1}: {_gap(place)}"
     else:
         tokens = sum(record["tokens"] for record in records)
         evidence = f"{len(records)} documents, {tokens} tokens, no difference beyond rounding"
         evidence += "" if control.intact else "; a fault may need more or longer documents to show"
     return ControlRow(control.name, control.fault, control.check, bool(faults), control.intact, evidence)
+
+
+def _gap(place: dict[str, Any]) -> str:
+    if place["units"] is None:
+        return "a text ends, or a score is not finite"
+    noise = "" if place["noise"] is None else f", noise {place['noise']:.3g}"
+    return f"gap {place['units']:.3g} units of rounding{noise}"
 
 
 def _law_control(work: Work, control: Control, family_size: int) -> ControlRow:

@@ -49,11 +49,15 @@ class Journal:
         return self._records[key]
 
     def add(self, key: str, value: Any) -> Any:
-        """Write a finished piece down, to the disk; returns it as it will be read back."""
+        """Write a finished piece down, to the disk; returns it as it will be read back.
+
+        If another process has written it meanwhile, that one's counts: all processes must say the same.
+        """
         with self._locks.hold(_FILE):
             self._read()
-            self._append({"key": key, "value": value})
-            self._read()
+            if key not in self._records:
+                self._append({"key": key, "value": value})
+                self._read()
         return self._records[key]
 
     @contextmanager

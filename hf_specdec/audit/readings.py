@@ -32,7 +32,7 @@ def stock_gaps(model: PreTrainedModel, text: Tensor, pair: tuple[int, int]) -> T
         the text within the model's positions; the first without padding.
     """
     room = num_positions(model)
-    fitting = [columns for columns in PADDINGS if columns == 0 or room is None or text.shape[1] + columns < room]
+    fitting = [columns for columns in PADDINGS if room is None or text.shape[1] + columns <= room]
     return torch.stack([_gap(model, text, columns, pair) for columns in fitting])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hf_specdec.audit.differences import FAULT, tie_bound
 from hf_specdec.audit.law import ALL, LOG_LIKELIHOOD, LOG_RATIO, MEMBERSHIP, PIT
 from hf_specdec.audit.results import DOCUMENTS, AuditResults, FamilyTest, IdentityRow
-from hf_specdec.audit.work import BATCH_ROWS
+from hf_specdec.audit.work import BATCH_ROWS, STOCK_BATCH
 
 _MAX_PLACES = 60
 _MAX_TESTS = 12
@@ -68,7 +68,7 @@ def _identity(results: AuditResults) -> Section:
     )
     places = [(row, place) for row in results.identity for place in row.places]
     if len(places) > _MAX_PLACES:
-        text += f" The {_MAX_PLACES} widest of {len(places)} differences are listed; the JSON file holds all."
+        text += f" {_MAX_PLACES} of {len(places)} differences are listed, the worst first; the JSON file holds all."
     tables = [_arms(results), *([_places(places)] if places else [])]
     return Section("Token identity", text, tables, [] if results.exact else ["ties"])
 
@@ -76,10 +76,11 @@ def _identity(results: AuditResults) -> Section:
 def _rule(results: AuditResults) -> str:
     if results.exact:
         return "The model computes in 32 bit or more, so any difference is a fault."
+    bound = tie_bound(results.settings["tie_units"])
     return (
-        f"A difference is a tie if the gap is at most {tie_bound(results.settings['tie_units'])}. These read the same "
-        "text behind several widths of padding; where one of them does not find stock's token the better one, the "
-        "other token is taken by stock, too."
+        f"A difference is a tie if the gap between the two candidates is at most {bound}. Noise is how far stock's "
+        "own rounding moves the gap when it reads the same text behind several widths of padding; the other token is "
+        "taken by stock, too, where one of these readings does not find stock's token better."
     )
 
 
@@ -109,7 +110,6 @@ def _arms(results: AuditResults) -> Table:
 
 
 def _places(places: Sequence[tuple[IdentityRow, dict[str, Any]]]) -> Table:
-    """Faults, then the widest gaps."""
     listed = [
         [
             row.arm,
@@ -121,14 +121,16 @@ def _places(places: Sequence[tuple[IdentityRow, dict[str, Any]]]) -> Table:
             _NONE if place["noise"] is None else "yes" if place["taken_by_stock"] else "no",
             place["kind"],
         ]
-        for row, place in sorted(places, key=lambda one: _mildness(one[1]))[:_MAX_PLACES]
+        for row, place in sorted(places, key=_rank)[:_MAX_PLACES]
     ]
     return Table(["Arm", "T", "Document", "Token", "Gap", "Noise", "Taken by stock", "Kind"], listed)
 
 
-def _mildness(place: dict[str, Any]) -> tuple[bool, float]:
-    """Where a place stands in the list: a text that ends has the widest gap of all."""
-    return place["kind"] != FAULT, -math.inf if place["units"] is None else -place["units"]
+def _rank(listed: tuple[IdentityRow, dict[str, Any]]) -> tuple[bool, bool, float]:
+    """Strategies before stock, faults before ties, the wider gap first; a text that ends has the widest of all."""
+    row, place = listed
+    units = math.inf if place["units"] is None else place["units"]
+    return row.arm == STOCK_BATCH, place["kind"] != FAULT, -units
 
 
 def _law(results: AuditResults) -> Section:

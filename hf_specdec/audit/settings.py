@@ -23,8 +23,8 @@ class AuditSettings:
         rows: rows of the batches in which law tests sample.
         seed: of everything random.
         alpha: error of the whole family of tests.
-        tie_units: in 16 bit, the largest gap between two candidates that is put down to rounding, in its units; where
-            stock's own readings of the place scatter, `differences.NOISE_FACTOR` times as much is, too.
+        tie_units: in 16 bit, the largest gap between two candidates that is put down to rounding everywhere, in its
+            units; up to twice as much is where stock's own readings of the place scatter.
 
     Raises:
         ArgumentError: a value that makes no sense.

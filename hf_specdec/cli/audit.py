@@ -58,7 +58,8 @@ def audit(
     control_tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens of each control at least.")] = 4_000,
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch in which law tests sample.")] = 8,
     tie_units: Annotated[
-        float, typer.Option(min=0.0, help="In 16 bit: the gap in units of rounding that is a tie wherever it is.")
+        float,
+        typer.Option(min=0.0, help="In 16 bit: gap of a tie, in units of rounding; in noisy places up to twice."),
     ] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,

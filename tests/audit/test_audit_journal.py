@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import hf_specdec
 import zoo
 from hf_specdec import ArgumentError, Assisted, Drafter, NoDraft, PromptLookup
 from hf_specdec.audit.arms import describe
+from hf_specdec.audit.differences import TIE, Difference
+from hf_specdec.audit.documents import encode_documents
 from hf_specdec.audit.journal import Journal
 from hf_specdec.audit.work import Work
 
@@ -61,6 +64,15 @@ def test_what_others_write_meanwhile_is_read(tmp_path: Path) -> None:
     one.add("d", 4)
     assert one["c"] == 3
     assert len(Journal(path, IDENTITY)) == 3
+
+
+def test_of_a_piece_that_two_have_done_the_first_counts(tmp_path: Path) -> None:
+    """All processes must say the same, also where rounding differs between them."""
+    path = tmp_path / "journal.jsonl"
+    one, other = Journal(path, IDENTITY), Journal(path, IDENTITY)
+    assert one.add("a", 1) == 1
+    assert other.add("a", 2) == 1
+    assert (one["a"], other["a"], Journal(path, IDENTITY)["a"]) == (1, 1, 1)
 
 
 def test_another_audit_is_refused_by_what_differs(tmp_path: Path) -> None:
@@ -187,6 +199,30 @@ def test_another_draft_model_is_another_arm(tmp_path: Path, pieces: list[str]) -
         assert "draft model" in results.strategies["assisted"]
     assert len(pieces) == len(audits.DOCUMENTS)
     assert all("assisted, " in key for key in pieces)
+
+
+def test_a_place_is_read_once_for_all_strategies(
+    tmp_path: Path, pieces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And anew for another token, another end, another temperature, another document."""
+    read: list[list[int]] = []
+
+    def classify(model: object, prompt: object, reference: object, text: list[int], index: int, **options: Any) -> Any:
+        read.append(text[index:])
+        return Difference(index, 1.0, TIE, 0.5)
+
+    monkeypatch.setattr("hf_specdec.audit.work.classify", classify)
+    documents = encode_documents(audits.DOCUMENTS[:2], audits.TOKENIZER, chat=False)
+    journal = Journal(tmp_path / "journal.jsonl", IDENTITY)
+    work = Work(audits.make(), audits.TOKENIZER, documents, [], audits.settings(max_new_tokens=4), journal)
+    for _ in range(2):
+        for one in documents:
+            for temperature in (0.0, 1.0):
+                for text in ([5, 6, 7], [5, 6, 8], [5, 6]):
+                    found = work._difference(temperature, one, text, 2)
+                    assert found == {"index": 2, "units": 1.0, "kind": TIE, "noise": 0.5, "taken_by_stock": False}
+    assert read == [[7], [8], []] * 4
+    assert len([key for key in pieces if key.startswith("('difference'")]) == 12
 
 
 def test_a_killed_audit_goes_on_where_it_stopped(tmp_path: Path, pieces: list[str]) -> None:

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,23 +121,33 @@ def test_plots_come_out_alike(results: AuditResults, tmp_path: Path) -> None:
 
 
 def test_the_tie_table_of_16_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The widest gaps first, and before them the faults, first of all a text that ends."""
-    texts = [(2.5, TIE), (9.0, TIE), (4.0, FAULT), (None, FAULT)]
-    found = iter([Difference(4, units, kind, None if units is None else 3.25, kind == TIE) for units, kind in texts])
+    """Strategies before stock; faults before ties, the wider gap first, and first of all a text that ends."""
+    answers = dict(zip([2.5, 9.0, 4.0, None], audits.DOCUMENTS, strict=True))
+    prompts = {audits.TOKENIZER(one.text).input_ids[-1]: gap for gap, one in answers.items()}
+    assert len(prompts) == 4
+
+    def told(model: Any, prompt: torch.Tensor, *arguments: Any, **options: Any) -> Difference:
+        units = prompts[int(prompt[0, -1])]
+        kind = FAULT if units in (None, 4.0) else TIE
+        return Difference(4, units, kind, None if units is None else 3.25, kind == TIE)
+
     monkeypatch.setattr("hf_specdec.audit.work.first_difference", lambda *arguments: 4)
-    monkeypatch.setattr("hf_specdec.audit.work.classify", lambda *arguments, **options: next(found))
+    monkeypatch.setattr("hf_specdec.audit.work.classify", told)
     monkeypatch.setattr("hf_specdec.audit.run.controls", list)
     model = audits.make().to(torch.bfloat16)
     changes = {"temperatures": (0.0,), "max_new_tokens": 8}
     tied = audits.audit(tmp_path / "run", model, {"lookup": PromptLookup()}, changes=changes)
     write_report(tied, tmp_path)
     text = (tmp_path / "audit.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("| lookup | 0 |")]
-    assert [line.split(" | ")[4:] for line in lines] == [
-        ["-", "-", "-", "fault |"],
-        ["4.00", "3.25", "no", "fault |"],
-        ["9.00", "3.25", "yes", "tie |"],
-        ["2.50", "3.25", "yes", "tie |"],
+    table = text[text.index("| Arm | T | Document | Token | Gap | Noise | Taken by stock | Kind |") :].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in table[2:10]]
+    expected = [
+        ["-", "-", "-", "fault"],
+        ["4.00", "3.25", "no", "fault"],
+        ["9.00", "3.25", "yes", "tie"],
+        ["2.50", "3.25", "yes", "tie"],
     ]
-    assert "at most 8 units of rounding or 2 times the noise of stock's own readings" in text
+    assert [row[0] for row in cells] == ["lookup"] * 4 + ["stock, batch of 8"] * 4
+    assert [row[4:] for row in cells] == expected * 2
+    assert "at most 8 units of rounding, or 2 times the noise of the place and at most 16. " in text
     assert 'alt="ties"' in (tmp_path / "audit.html").read_text(encoding="utf-8")
