@@ -58,7 +58,7 @@ def control_checks(rows: Sequence[ControlRow]) -> list[Check]:
     """One for each control."""
     checks = []
     for row in rows:
-        outcome = "failed" if row.failed else "passed"
-        rightly = "as it should" if row.as_it_should else "as it should not"
-        checks.append(Check(f"control: {row.name}", row.as_it_should, f"{outcome}, {rightly}; {row.evidence}"))
+        seen = "fault seen" if row.failed else "no fault seen"
+        rightly = "rightly" if row.as_it_should else "wrongly"
+        checks.append(Check(f"control: {row.name}", row.as_it_should, f"{seen}, {rightly}; {row.evidence}"))
     return checks

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec.audit.readings import stock_gaps
-from hf_specdec.bench.difference import candidates
+from hf_specdec.audit.readings import stock_logits
+from hf_specdec.bench.difference import candidates, compared_scores
 
 TIE, FAULT = "tie", "fault"
 NOISE_FACTOR = 2.0
@@ -27,27 +27,26 @@ class Difference:
 
     Attributes:
         index: of the token.
-        units: gap between the two candidates' scores, in units of rounding of the logits; None if one text ends or a
-            score is not finite.
+        units: gap between the two candidates, the reference's score minus the other's, in units of rounding of the
+            logits; below 0 where a fresh forward prefers the other one; None if one text ends or a score is not
+            finite.
         kind: "tie" or "fault".
         noise: range of that gap over stock's own readings of the common text, in the same units; None where every
             difference is a fault, and where it could not be measured.
-        taken_by_stock: whether in one of those readings the reference's token is not better than the other one.
+        taken_by_stock: whether stock takes the other token in one of those readings; None where there are none.
     """
 
     index: int
     units: float | None
     kind: str
     noise: float | None = None
-    taken_by_stock: bool = False
+    taken_by_stock: bool | None = None
 
 
 def tie_bound(tie_units: float) -> str:
     """The largest gap of a tie, in words."""
-    return (
-        f"{tie_units:g} units of rounding, or {NOISE_FACTOR:g} times the noise of the place and at most "
-        f"{CEILING_FACTOR * tie_units:g}"
-    )
+    ceiling = CEILING_FACTOR * tie_units
+    return f"{tie_units:g} units of rounding, in noisy places {NOISE_FACTOR:g} times the noise up to {ceiling:g} units"
 
 
 def is_exact(model: PreTrainedModel) -> bool:
@@ -71,7 +70,7 @@ def classify(
     In 16 bit a forward over several tokens rounds otherwise than a forward over one, so the better of two nearly equal
     candidates may change. The gap is measured by a fresh forward over the common text. A unit of rounding is the
     distance of neighbouring numbers of the model's format at the size of the larger logit of the two, in the scale
-    of the compared scores. It does not know what was rounded on the way to the logits; `stock_gaps` measures that.
+    of the compared scores. It does not know what was rounded on the way to the logits; `stock_logits` shows that.
 
     Args:
         model: the target.
@@ -86,16 +85,15 @@ def classify(
     found = candidates(model, prompt, reference, other, temperature=temperature, seed=seed)
     if found is None or not found.scores.isfinite().all():
         return Difference(index, None, FAULT)  # rounding moves a choice; it ends no text and makes no infinity
-    unit = spacing(float(found.logits.abs().max()), model.dtype)
-    gap = float(found.scores[0] - found.scores[1]) * (temperature or 1.0) / unit
+    scale = (temperature or 1.0) / spacing(float(found.logits.abs().max()), model.dtype)
+    gap = float(found.scores[0] - found.scores[1]) * scale
     if is_exact(model):
-        return Difference(index, abs(gap), FAULT)
+        return Difference(index, gap, FAULT)
     text = torch.cat([prompt, prompt.new_tensor([reference[:index]])], dim=1)
-    readings = stock_gaps(model, text, (reference[index], other[index])) / unit
-    keyed = gap - float(found.logits[0] - found.logits[1]) / unit
-    noise = _range(readings)
+    scores = compared_scores(stock_logits(model, text), temperature, seed, index)
+    noise = _range((scores[:, reference[index]] - scores[:, other[index]]) * scale)
     kind = TIE if abs(gap) <= _bound(tie_units, noise or 0.0) else FAULT
-    return Difference(index, abs(gap), kind, noise, bool((readings + keyed).min() <= 0))
+    return Difference(index, gap, kind, noise, bool((scores.argmax(dim=-1) == other[index]).any()))
 
 
 def _bound(tie_units: float, noise: float) -> float:

@@ -162,6 +162,7 @@ def _law_control(work: Work, control: Control, family_size: int) -> ControlRow:
         f"{len(hits)} of {len(tests)} tests; clearest: {worst.test}, {worst.stratum}, "
         f"statistic {worst.outcome.statistic:.3g}, p {_p_word(worst.outcome.p_value)}"
     )
+    evidence += "" if hits or control.intact else "; a fault may need more control tokens to show"
     return ControlRow(control.name, control.fault, control.check, bool(hits), control.intact, evidence, tests)
 
 

@@ -79,7 +79,7 @@ def _ties(results: AuditResults) -> Figure:
     names = list(dict.fromkeys(row.arm for row in results.identity))
     for y, name in enumerate(names):
         gaps = [place["units"] for row in results.identity if row.arm == name for place in row.places]
-        known = [gap for gap in gaps if gap is not None]
+        known = [abs(gap) for gap in gaps if gap is not None]
         axes.plot(known, [y] * len(known), "|", color=_STRATEGY, markersize=9)
     axes.axvline(results.settings["tie_units"], color=_LIMIT, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(names)), names)

@@ -20,7 +20,7 @@ class IdentityRow:
         tokens: compared, up to and with the first difference of each document.
         ties, faults: documents that part from stock, by kind.
         worst_units: the largest gap at a difference, in units of rounding; None if there is none.
-        taken_by_stock: differences at which one of stock's own readings does not prefer stock's token either.
+        taken_by_stock: differences at which stock takes the other token in one of its own readings.
         tokens_per_forward, acceptance: None for stock arms.
         marks_changed: documents marked otherwise than stock's text; None if no document is marked.
         places: the document of every difference, and what `Difference` says of it.

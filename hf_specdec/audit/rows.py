@@ -26,7 +26,7 @@ def identity_row(
         if record["difference"] is not None
     ]
     kinds = [place["kind"] for place in places]
-    units = [place["units"] for place in places if place["units"] is not None]
+    units = [abs(place["units"]) for place in places if place["units"] is not None]
     rounds, accepted, drafted = (
         sum(record.get(name, 0) for record in records) for name in ("rounds", "accepted", "drafted")
     )
@@ -43,7 +43,7 @@ def identity_row(
         ties=kinds.count(TIE),
         faults=kinds.count(FAULT),
         worst_units=max(units) if units else None,
-        taken_by_stock=sum(place["taken_by_stock"] for place in places),
+        taken_by_stock=sum(bool(place["taken_by_stock"]) for place in places),
         tokens_per_forward=(rounds + accepted) / rounds if rounds else None,
         acceptance=accepted / drafted if drafted else None,
         marks_changed=sum(mine != stocks for mine, stocks in marked) if marked else None,

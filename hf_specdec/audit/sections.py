@@ -62,9 +62,9 @@ def _checks(results: AuditResults) -> Section:
 def _identity(results: AuditResults) -> Section:
     text = (
         "Each strategy against stock generate, which decodes each document alone. At temperature 0 strategies do so "
-        f"too; above it they decode {BATCH_ROWS} documents in a batch, each with the keyed noise that stock had. "
-        f"{_rule(results)} Tokens behind a document's first difference are not compared. The arm in a batch "
-        f"of {BATCH_ROWS} is stock generate too: its differences are this machine's own noise and fail nothing."
+        f"too; above it they decode up to {BATCH_ROWS} documents in a batch, each with the keyed noise that stock had "
+        f"for it. {_rule(results)} Tokens behind a document's first difference are not compared. The arm in batches "
+        "is stock generate too: its differences are this machine's own noise and fail nothing."
     )
     places = [(row, place) for row in results.identity for place in row.places]
     if len(places) > _MAX_PLACES:
@@ -78,9 +78,11 @@ def _rule(results: AuditResults) -> str:
         return "The model computes in 32 bit or more, so any difference is a fault."
     bound = tie_bound(results.settings["tie_units"])
     return (
-        f"A difference is a tie if the gap between the two candidates is at most {bound}. Noise is how far stock's "
-        "own rounding moves the gap when it reads the same text behind several widths of padding; the other token is "
-        "taken by stock, too, where one of these readings does not find stock's token better."
+        f"A difference is a tie if the gap between the two candidates is at most {bound}. A unit is the distance of "
+        "neighbouring numbers of the format at the size of the logits. Noise is how far stock's own rounding moves "
+        "the gap when it reads the same text behind several widths of padding; the other token is taken by stock, too, "
+        "where stock chooses it in one of these readings. A fault whose gaps are all this small shows in the rate of "
+        "differences and in how few of them stock takes, too, which fail nothing."
     )
 
 
@@ -118,7 +120,7 @@ def _places(places: Sequence[tuple[IdentityRow, dict[str, Any]]]) -> Table:
             str(place["index"] + 1),
             _number(place["units"], "{:.2f}"),
             _number(place["noise"], "{:.2f}"),
-            _NONE if place["noise"] is None else "yes" if place["taken_by_stock"] else "no",
+            {None: _NONE, True: "yes", False: "no"}[place["taken_by_stock"]],
             place["kind"],
         ]
         for row, place in sorted(places, key=_rank)[:_MAX_PLACES]
@@ -129,7 +131,7 @@ def _places(places: Sequence[tuple[IdentityRow, dict[str, Any]]]) -> Table:
 def _rank(listed: tuple[IdentityRow, dict[str, Any]]) -> tuple[bool, bool, float]:
     """Strategies before stock, faults before ties, the wider gap first; a text that ends has the widest of all."""
     row, place = listed
-    units = math.inf if place["units"] is None else place["units"]
+    units = math.inf if place["units"] is None else abs(place["units"])
     return row.arm == STOCK_BATCH, place["kind"] != FAULT, -units
 
 

@@ -63,11 +63,21 @@ def candidates(
     keep = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
     logits = model(input_ids=text, use_cache=False, return_dict=True, **keep).logits[0, -1]
     logits = logits.to(noise_device(logits.device)).double()
-    scores = logits
-    if temperature > 0:
-        scores = logits / temperature + gumbel(seed, 0, index, len(logits), logits.device)
     pair = [reference[index], other[index]]
-    return Candidates(logits[pair], scores[pair])
+    return Candidates(logits[pair], compared_scores(logits, temperature, seed, index)[pair])
+
+
+def compared_scores(logits: Tensor, temperature: float, seed: int, index: int) -> Tensor:
+    """What decides about new token number `index`: logits, above temperature 0 logits / temperature + keyed noise.
+
+    Args:
+        logits: float64 `[..., V]`.
+        temperature, seed: of the text.
+        index: of the token among the new ones.
+    """
+    if temperature == 0:
+        return logits
+    return logits / temperature + gumbel(seed, 0, index, logits.shape[-1], logits.device)
 
 
 def score_gap(

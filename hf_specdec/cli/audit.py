@@ -59,7 +59,7 @@ def audit(
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch in which law tests sample.")] = 8,
     tie_units: Annotated[
         float,
-        typer.Option(min=0.0, help="In 16 bit: gap of a tie, in units of rounding; in noisy places up to twice."),
+        typer.Option(min=0.0, help="In 16 bit: gap of a tie, in units of rounding; in noisy places up to twice that."),
     ] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     chat: Annotated[bool | None, typer.Option(help="Use the chat template; by default if there is one.")] = None,
@@ -68,7 +68,7 @@ def audit(
 
     The same command may run several times at once: the processes share the work, and each ends with the report.
 
-    Exit status 1 if a check fails. Needs the extra hf_specdec[bench].
+    Exit status 1 if a check fails. Needs the extra `bench`.
     """
     from hf_specdec.audit import AuditSettings, Names, read_all_documents, run_audit, write_report
 

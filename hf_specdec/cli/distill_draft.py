@@ -81,7 +81,7 @@ def distill_draft(
 ) -> None:
     """Train a few of a model's layers to guess what the whole model says; the model itself is not changed.
 
-    Works with `accelerate launch -m hf_specdec.cli distill-draft ...`, too. Needs the extra hf_specdec[train].
+    Works with `accelerate launch -m hf_specdec.cli distill-draft ...`, too. Needs the extra `train`.
     """
     from hf_specdec.training.extras import require_extras
 

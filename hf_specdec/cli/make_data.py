@@ -41,7 +41,7 @@ def make_data(
 ) -> None:
     """Let a model answer prompts, and write its answers to a file to train on.
 
-    Needs the extra hf_specdec[train].
+    Needs the extra `train`.
     """
     from hf_specdec.training.answers import AnswerSettings, make_answers
 

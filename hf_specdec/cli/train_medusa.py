@@ -69,7 +69,7 @@ def train_medusa(
 ) -> None:
     """Train Medusa heads that guess what a model will say; the model itself is not changed.
 
-    Works with `accelerate launch -m hf_specdec.cli train-medusa ...`, too. Needs the extra hf_specdec[train].
+    Works with `accelerate launch -m hf_specdec.cli train-medusa ...`, too. Needs the extra `train`.
     """
     from hf_specdec.training.extras import require_extras
 

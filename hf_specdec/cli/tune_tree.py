@@ -38,7 +38,7 @@ def tune_tree(
 ) -> None:
     """Measure how often each guess of Medusa heads comes true, and store it with the tree that is best for it.
 
-    Needs the extra hf_specdec[train].
+    Needs the extra `train`.
     """
     from hf_specdec.training.extras import require_extras
 

@@ -12,7 +12,7 @@ import texts
 import zoo
 from hf_specdec.audit import differences
 from hf_specdec.audit.differences import FAULT, TIE, classify, is_exact, spacing
-from hf_specdec.audit.readings import PADDINGS, stock_gaps
+from hf_specdec.audit.readings import PADDINGS, stock_logits
 from hf_specdec.bench.difference import Candidates, score_gap
 from hf_specdec.noise import gumbel
 
@@ -88,24 +88,52 @@ def test_noise_of_stock_widens_the_bound(
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With keyed noise between them two logits that are a nat apart have scores with another gap."""
-    keyed = 0.0 if temperature == 0 else 1.0
-    logits = torch.tensor([20.0, 20.0 - gap + keyed]).double()
-    scores = torch.tensor([gap, 0.0]).double() / (temperature or 1.0)
+    """Token 1 is the reference's and token 3 the other one; with keyed noise their logits have another gap."""
+    keyed = torch.zeros(6).double() if temperature == 0 else temperature * gumbel(7, 0, 1, 6)
+
+    def logits_of(gap: float) -> torch.Tensor:
+        scores = torch.zeros(6).double()
+        scores[1], scores[3] = 20, 20 - gap
+        return scores - keyed
+
     asked: list[Any] = []
 
-    def read(model: Any, text: torch.Tensor, pair: tuple[int, int]) -> torch.Tensor:
-        asked.append((text.tolist(), pair))
-        return torch.tensor(readings).double() - keyed
+    def read(model: Any, text: torch.Tensor) -> torch.Tensor:
+        asked.append(text.tolist())
+        return torch.stack([logits_of(reading) for reading in readings])
 
-    monkeypatch.setattr(differences, "candidates", lambda *a, **k: Candidates(logits, scores))
-    monkeypatch.setattr(differences, "stock_gaps", read)
+    pair = Candidates(torch.tensor([20.0, 19.0]).double(), torch.tensor([gap, 0.0]).double() / (temperature or 1.0))
+    monkeypatch.setattr(differences, "candidates", lambda *a, **k: pair)
+    monkeypatch.setattr(differences, "stock_logits", read)
     model = audits.make().to(torch.bfloat16)
-    found = classify(model, PROMPT, [7, 1, 2], [7, 3], 1, temperature=temperature, seed=0, tie_units=8)
-    assert asked == [([[*PROMPT[0].tolist(), 7]], (1, 3))]
-    assert found.units == pytest.approx(abs(gap) * 8)
+    found = classify(model, PROMPT, [7, 1, 2], [7, 3], 1, temperature=temperature, seed=7, tie_units=8)
+    assert asked == [[[*PROMPT[0].tolist(), 7]]]
+    assert found.units == pytest.approx(gap * 8)
     assert found.noise == (None if noise is None else pytest.approx(noise))
-    assert (found.kind, found.taken_by_stock) == (kind, taken)
+    assert found.kind == kind
+    if math.isfinite(sum(readings)):
+        assert found.taken_by_stock == taken
+
+
+@pytest.mark.parametrize(
+    ("readings", "taken"),
+    [
+        ([{1: 5.0, 3: 4.0}, {1: 5.0, 3: 4.9}], False),
+        ([{1: 5.0, 3: 4.0}, {1: 5.0, 3: 5.1}], True),
+        ([{1: 5.0, 3: 5.0}, {1: 5.0, 3: 5.0}], False),  # of equal ones stock takes the first
+        ([{1: 5.0, 3: 5.1, 4: 6.0}, {1: 5.0, 3: 5.1, 4: 6.0}], False),  # stock takes a third one
+    ],
+)
+def test_what_stock_takes_is_what_it_would_choose(
+    readings: list[dict[int, float]], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.zeros(len(readings), 6).double()
+    for row, values in zip(rows, readings, strict=True):
+        row[list(values)] = torch.tensor(list(values.values())).double()
+    monkeypatch.setattr(differences, "stock_logits", lambda *a: rows)
+    model = audits.make().to(torch.bfloat16)
+    found = classify(model, PROMPT, [1], [3], 0, temperature=0, seed=0, tie_units=8)
+    assert found.taken_by_stock == taken
 
 
 @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
@@ -118,7 +146,8 @@ def test_what_is_not_finite_is_no_rounding(score: float, monkeypatch: pytest.Mon
 
 
 def test_without_ties_noise_excuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "stock_gaps", lambda *a: torch.tensor([9.0, -9.0]).double())
+    rows = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]]).double()
+    monkeypatch.setattr(differences, "stock_logits", lambda *a: rows)
     model = audits.make().to(torch.bfloat16)
     assert classify(model, PROMPT, [1], [2], 0, temperature=0, seed=0, tie_units=0).kind == FAULT
 
@@ -133,24 +162,23 @@ def test_padding_changes_stock_by_rounding_alone(family: str, attention: str) ->
     text = torch.randint(1, 100, (1, 4 * zoo.WINDOW), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(text).logits[0, -1].double()
-    gaps = stock_gaps(model, text, (3, 4))
-    assert gaps.shape == (len(PADDINGS),)
-    assert gaps.dtype == torch.float64
-    torch.testing.assert_close(gaps, (logits[3] - logits[4]).expand(len(PADDINGS)), atol=1e-4, rtol=0)
+    readings = stock_logits(model, text)
+    assert readings.dtype == torch.float64
+    torch.testing.assert_close(readings, logits.expand(len(PADDINGS), -1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("length", "count"), [(256, 1), (255, 2), (254, 3), (250, 5), (100, 8)])
 def test_padding_leaves_the_text_within_the_models_positions(length: int, count: int) -> None:
     text = torch.randint(1, 100, (1, length), generator=torch.Generator().manual_seed(0))
-    assert stock_gaps(audits.make(), text, (3, 4)).shape == (count,)
+    assert stock_logits(audits.make(), text).shape == (count, len(audits.TOKENIZER))
 
 
-def test_in_16_bit_padding_moves_the_gap() -> None:
-    """Of some texts at least, which ones depends on the machine, and by little."""
+def test_in_16_bit_padding_moves_logits() -> None:
+    """By little."""
     model = audits.make().to(torch.bfloat16)
-    texts = torch.randint(1, 100, (8, 1, 40), generator=torch.Generator().manual_seed(0))
-    ranges = [float(gaps.max() - gaps.min()) for gaps in (stock_gaps(model, text, (3, 4)) for text in texts)]
-    assert 0 < max(ranges) < 0.2
+    text = torch.randint(1, 100, (1, 40), generator=torch.Generator().manual_seed(0))
+    readings = stock_logits(model, text)
+    assert 0 < float((readings.amax(dim=0) - readings.amin(dim=0)).max()) < 0.2
 
 
 def test_in_32_bit_no_gap_is_a_tie() -> None:

@@ -122,14 +122,14 @@ def test_plots_come_out_alike(results: AuditResults, tmp_path: Path) -> None:
 
 def test_the_tie_table_of_16_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategies before stock; faults before ties, the wider gap first, and first of all a text that ends."""
-    answers = dict(zip([2.5, 9.0, 4.0, None], audits.DOCUMENTS, strict=True))
+    answers = dict(zip([2.5, -9.0, 4.0, None], audits.DOCUMENTS, strict=True))
     prompts = {audits.TOKENIZER(one.text).input_ids[-1]: gap for gap, one in answers.items()}
     assert len(prompts) == 4
 
     def told(model: Any, prompt: torch.Tensor, *arguments: Any, **options: Any) -> Difference:
         units = prompts[int(prompt[0, -1])]
         kind = FAULT if units in (None, 4.0) else TIE
-        return Difference(4, units, kind, None if units is None else 3.25, kind == TIE)
+        return Difference(4, units, kind, *((None, None) if units is None else (3.25, kind == TIE)))
 
     monkeypatch.setattr("hf_specdec.audit.work.first_difference", lambda *arguments: 4)
     monkeypatch.setattr("hf_specdec.audit.work.classify", told)
@@ -144,10 +144,10 @@ def test_the_tie_table_of_16_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     expected = [
         ["-", "-", "-", "fault"],
         ["4.00", "3.25", "no", "fault"],
-        ["9.00", "3.25", "yes", "tie"],
+        ["-9.00", "3.25", "yes", "tie"],
         ["2.50", "3.25", "yes", "tie"],
     ]
     assert [row[0] for row in cells] == ["lookup"] * 4 + ["stock, batch of 8"] * 4
     assert [row[4:] for row in cells] == expected * 2
-    assert "at most 8 units of rounding, or 2 times the noise of the place and at most 16. " in text
+    assert "at most 8 units of rounding, in noisy places 2 times the noise up to 16 units. " in text
     assert 'alt="ties"' in (tmp_path / "audit.html").read_text(encoding="utf-8")
