@@ -80,9 +80,9 @@ def _rule(results: AuditResults) -> str:
     return (
         f"A difference is a tie if the gap between the two candidates is at most {bound}. A unit is the distance of "
         "neighbouring numbers of the format at the size of the logits. Noise is how far stock's own rounding moves "
-        "the gap when it reads the same text behind several widths of padding; the other token is taken by stock, too, "
-        "where stock chooses it in one of these readings. A fault whose gaps are all this small shows in the rate of "
-        "differences and in how few of them stock takes, too, which fail nothing."
+        "the gap when it reads the same text behind several widths of padding; the other token is taken by stock, "
+        "too, where stock chooses it in one of these readings. A fault whose gaps are all this small shows in the "
+        "rate of differences and in how few of them stock takes, too, which fail nothing."
     )
 
 
