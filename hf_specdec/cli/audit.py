@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_specdec.bench import takes_heads
+from hf_specdec.cli.audit_progress import audit_progress
 from hf_specdec.cli.console import command, message_console, output_console
 from hf_specdec.cli.names import command_line, public_name
 from hf_specdec.cli.options import Dtype, build_named_strategy, resolve_device
@@ -24,7 +22,6 @@ from hf_specdec.heads import MedusaHeads
 
 if TYPE_CHECKING:
     from hf_specdec.audit import AuditResults
-    from hf_specdec.audit.jobs import Progress as Report
 
 ALL = "all"
 
@@ -87,7 +84,7 @@ def audit(
     place = resolve_device(device)
     target = _load(model, dtype, place)
     draft = None if assistant is None else load_assistant(assistant, target, dtype=dtype.resolve())
-    with _progress() as report:
+    with audit_progress() as report:
         results = run_audit(
             target,
             AutoTokenizer.from_pretrained(model),
@@ -142,21 +139,6 @@ def _strategy(name: str, heads: MedusaHeads | None) -> Drafter:
 
 def _takes_heads(name: str) -> bool:
     return takes_heads(name.partition(":")[0])
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """A bar for each stage, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=message_console()) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage.capitalize(), total=total)
-            bars.update(tasks[stage], completed=done)
-
-        yield report
 
 
 def _print_checks(results: AuditResults, output: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -20,6 +22,7 @@ from hf_specdec.audit.differences import Difference
 from hf_specdec.audit.documents import encode_documents
 from hf_specdec.audit.extras import require_extras
 from hf_specdec.cli import app
+from hf_specdec.cli.audit_progress import audit_progress
 
 
 def invoke(*arguments: object) -> Result:
@@ -56,6 +59,12 @@ def test_a_passed_audit(small: list[object], tmp_path: Path, model_folder: Path)
     assert result.exit_code == 0, result.output
     assert "token identity at temperature 0" in result.stdout
     assert "audit.html" in result.stderr.replace("\n", "")
+    # No terminal: a line for each tenth that is new.
+    lines = [line for line in result.stderr.splitlines() if "%" in line]
+    assert lines == [
+        *(f"Token identity: {percent} %" for percent in (10, 30, 50, 100)),
+        *(f"Negative controls: {percent} %" for percent in (30, 60, 100)),
+    ]
     record = json.loads((tmp_path / "report/audit.json").read_text())
     assert record["passed"]
     assert list(record["strategies"]) == ["none", "prompt_lookup:nodes=4,max_ngram=2"]
@@ -66,6 +75,20 @@ def test_a_passed_audit(small: list[object], tmp_path: Path, model_folder: Path)
         text = (tmp_path / "report" / name).read_text()
         assert str(model_folder) not in text
         assert str(tmp_path) not in text
+
+
+def test_bars_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80)
+    monkeypatch.setattr("hf_specdec.cli.audit_progress.message_console", lambda: console)
+    with audit_progress() as report:
+        report("token identity", 1, 2)
+        report("token identity", 2, 2)
+        report("negative controls", 1, 3)
+    shown = written.getvalue()
+    assert "Token identity" in shown
+    assert "100%" in shown
+    assert "33%" in shown
 
 
 def test_a_failed_check_is_exit_status_1(small: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

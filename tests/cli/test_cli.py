@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -207,6 +208,15 @@ def test_without_a_command_the_help_is_shown() -> None:
     result = invoke()
     assert result.exit_code == 2
     assert "demo" in result.output
+
+
+def test_help_holds_no_markup() -> None:
+    """Square brackets in a help text are markup and vanish, with what is in them."""
+    commands = typer.main.get_group(app).commands
+    assert {"demo", "audit", "train-medusa"} <= commands.keys()
+    for name, one in commands.items():
+        texts = [one.help, *(getattr(parameter, "help", None) for parameter in one.params)]
+        assert not [text for text in texts if text and "[" in text], name
 
 
 def test_the_module_runs() -> None:
