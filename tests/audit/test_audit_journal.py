@@ -220,7 +220,7 @@ def test_a_place_is_read_once_for_all_strategies(
             for temperature in (0.0, 1.0):
                 for text in ([5, 6, 7], [5, 6, 8], [5, 6]):
                     found = work._difference(temperature, one, text, 2)
-                    assert found == {"index": 2, "units": 1.0, "kind": TIE, "noise": 0.5, "taken_by_stock": False}
+                    assert found == {"index": 2, "units": 1.0, "kind": TIE, "noise": 0.5, "taken_by_stock": None}
     assert read == [[7], [8], []] * 4
     assert len([key for key in pieces if key.startswith("('difference'")]) == 12
 
