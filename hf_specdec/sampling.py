@@ -50,6 +50,11 @@ def noise_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
+def in_double(scores: Tensor) -> Tensor:
+    """The same numbers in float64, on a device that has it."""
+    return scores.to(noise_device(scores.device)).double()
+
+
 class KeyedSampler(LogitsProcessor):
     """Turns stock `generate(do_sample=False)` into sampling with keyed noise.
 

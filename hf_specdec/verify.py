@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_specdec.emit import Emitter
 from hf_specdec.processors import RowProcessors
-from hf_specdec.sampling import Sampling, check_finite, noise_device
+from hf_specdec.sampling import Sampling, check_finite, in_double
 from hf_specdec.tree import DraftTree
 
 
@@ -335,7 +335,7 @@ def target_probs(scores: Tensor, steps: Sequence[int]) -> Tensor:
 
 
 def _probs(scores: Tensor) -> Tensor:
-    return scores.to(noise_device(scores.device)).double().softmax(-1)
+    return in_double(scores).softmax(-1)
 
 
 def recursive_rejection(

@@ -13,14 +13,6 @@ import zoo
 from hf_specdec import PromptLookup, Scripted, Tree, UnsupportedModelError, generate
 from strategies import STRATEGIES
 
-# These have no other attention than eager.
-_EAGER_ONLY = {"gemma2", "gpt-oss"}
-VARIANTS = [
-    (family, attention)
-    for family in zoo.FAMILIES
-    for attention in (["eager"] if family in _EAGER_ONLY else ["eager", "sdpa"])
-]
-
 
 @cache
 def models(family: str, attention: str) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -29,7 +21,7 @@ def models(family: str, attention: str) -> tuple[PreTrainedModel, PreTrainedMode
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
-@pytest.mark.parametrize(("family", "attention"), VARIANTS)
+@pytest.mark.parametrize(("family", "attention"), zoo.VARIANTS)
 def test_family(family: str, attention: str, strategy: str) -> None:
     """Prompts shorter than a sliding window, as long as it, and longer; texts always longer."""
     target, draft = models(family, attention)
@@ -84,7 +76,7 @@ def test_windows_of_any_size(window: int) -> None:
 def test_models_are_worth_testing() -> None:
     """A model that repeats one token would hide almost every mistake."""
     settings = {**texts.inputs(texts.prompt(18)), "max_new_tokens": 24}
-    for family, attention in VARIANTS:
+    for family, attention in zoo.VARIANTS:
         text = texts.greedy(models(family, attention)[0], **settings)[0, 18:]
         assert len(set(text.tolist())) >= 4, family
 

@@ -195,6 +195,15 @@ GPT_NEO = Family(
 )
 
 
+_EAGER_ONLY = {"gemma2", "gpt-oss"}
+VARIANTS = [
+    (family, attention)
+    for family in FAMILIES
+    for attention in (["eager"] if family in _EAGER_ONLY else ["eager", "sdpa"])
+]
+"""Every family with every attention that it has."""
+
+
 def make(name: str, seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
     """A model of a family in float32; `changes` go into its config."""
     return (FAMILIES | UNSUPPORTED | {"gpt-neo": GPT_NEO})[name].make(seed, attention, **changes)

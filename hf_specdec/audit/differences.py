@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.audit.readings import stock_logits
-from hf_specdec.bench.difference import candidates, compared_scores
+from hf_specdec.bench.difference import candidates, common_text, compared_scores
 
 TIE, FAULT = "tie", "fault"
 NOISE_FACTOR = 2.0
@@ -82,18 +82,20 @@ def classify(
         tie_units: the largest gap that counts as a tie wherever it is. Where stock's own readings scatter,
             `NOISE_FACTOR` times their noise does, too, up to `CEILING_FACTOR` times this number.
     """
-    found = candidates(model, prompt, reference, other, temperature=temperature, seed=seed)
-    if found is None or not found.scores.isfinite().all():
-        return Difference(index, None, FAULT)  # rounding moves a choice; it ends no text and makes no infinity
+    if index == min(len(reference), len(other)):
+        return Difference(index, None, FAULT)  # rounding moves a choice, it ends no text
+    text, pair = common_text(prompt, reference, index), (reference[index], other[index])
+    found = candidates(model, text, pair, temperature=temperature, seed=seed, index=index)
+    if not found.scores.isfinite().all():
+        return Difference(index, None, FAULT)
     scale = (temperature or 1.0) / spacing(float(found.logits.abs().max()), model.dtype)
     gap = float(found.scores[0] - found.scores[1]) * scale
     if is_exact(model):
         return Difference(index, gap, FAULT)
-    text = torch.cat([prompt, prompt.new_tensor([reference[:index]])], dim=1)
     scores = compared_scores(stock_logits(model, text), temperature, seed, index)
-    noise = _range((scores[:, reference[index]] - scores[:, other[index]]) * scale)
+    noise = _range((scores[:, pair[0]] - scores[:, pair[1]]) * scale)
     kind = TIE if abs(gap) <= _bound(tie_units, noise or 0.0) else FAULT
-    return Difference(index, gap, kind, noise, bool((scores.argmax(dim=-1) == other[index]).any()))
+    return Difference(index, gap, kind, noise, bool((scores.argmax(dim=-1) == pair[1]).any()))
 
 
 def _bound(tie_units: float, noise: float) -> float:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.audit.generation import inputs_for
 from hf_specdec.compat import num_positions
-from hf_specdec.sampling import noise_device
+from hf_specdec.sampling import in_double
 
 # Multiples of 16, which kernels take at a time, would leave most roundings as they are.
 PADDINGS = (0, 1, 2, 3, 5, 8, 13, 21)
@@ -40,5 +40,4 @@ def _logits(model: PreTrainedModel, text: Tensor, columns: int) -> Tensor:
     generate: Any = model.generate
     inputs = inputs_for(model, [text], columns)
     output = generate(**inputs, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True)
-    logits: Tensor = output.logits[0][0]
-    return logits.to(noise_device(logits.device)).double()
+    return in_double(output.logits[0][0])

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import forward_parameters
 from hf_specdec.noise import gumbel
-from hf_specdec.sampling import noise_device
+from hf_specdec.sampling import in_double
 
 
 def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:
@@ -34,37 +34,30 @@ class Candidates(NamedTuple):
     scores: Tensor
 
 
+def common_text(prompt_ids: Tensor, reference: Sequence[int], index: int) -> Tensor:
+    """Prompt and the new tokens before number `index`, int64 `[1, P + index]`."""
+    return torch.cat([prompt_ids, prompt_ids.new_tensor([reference[:index]])], dim=1)
+
+
 @torch.no_grad()
 def candidates(
-    model: PreTrainedModel,
-    prompt_ids: Tensor,
-    reference: Sequence[int],
-    other: Sequence[int],
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> Candidates | None:
+    model: PreTrainedModel, text: Tensor, pair: tuple[int, int], *, temperature: float, seed: int, index: int
+) -> Candidates:
     """Both tokens where two texts part, by one fresh forward over the common text.
 
     Args:
         model: the model that generated both.
-        prompt_ids: int64 `[1, P]`, the common prompt.
-        reference, other: new tokens.
+        text: what both begin with, int64 `[1, L]`.
+        pair: the tokens behind it.
         temperature: of both.
         seed: of the keyed noise of both.
-
-    Returns:
-        None when the texts are equal or one is the beginning of the other.
+        index: of these tokens among the new ones.
     """
-    index = first_difference(reference, other)
-    if index is None or index >= min(len(reference), len(other)):
-        return None
-    text = torch.cat([prompt_ids[0], prompt_ids.new_tensor(reference[:index])])[None].to(model.device)
     keep = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
-    logits = model(input_ids=text, use_cache=False, return_dict=True, **keep).logits[0, -1]
-    logits = logits.to(noise_device(logits.device)).double()
-    pair = [reference[index], other[index]]
-    return Candidates(logits[pair], compared_scores(logits, temperature, seed, index)[pair])
+    output = model(input_ids=text.to(model.device), use_cache=False, return_dict=True, **keep)
+    logits = in_double(output.logits[0, -1])
+    both = list(pair)
+    return Candidates(logits[both], compared_scores(logits, temperature, seed, index)[both])
 
 
 def compared_scores(logits: Tensor, temperature: float, seed: int, index: int) -> Tensor:
@@ -95,7 +88,9 @@ def score_gap(
     where two candidates are nearly equal: a gap near zero. A gap beyond rounding is a fault.
 
     Args:
-        model, prompt_ids, reference, other: see `candidates`.
+        model: the model that generated both.
+        prompt_ids: int64 `[1, P]`, the common prompt.
+        reference, other: new tokens.
         temperature: at 0 the raw logits are compared; above it what keyed sampling compares, which is
             logits / temperature + noise.
         seed: the seed of that noise.
@@ -103,5 +98,9 @@ def score_gap(
     Returns:
         The gap in units of the scores; None when the texts are equal or one is the beginning of the other.
     """
-    found = candidates(model, prompt_ids, reference, other, temperature=temperature, seed=seed)
-    return None if found is None else float(found.scores[0] - found.scores[1])
+    index = first_difference(reference, other)
+    if index is None or index == min(len(reference), len(other)):
+        return None
+    text, pair = common_text(prompt_ids, reference, index), (reference[index], other[index])
+    found = candidates(model, text, pair, temperature=temperature, seed=seed, index=index)
+    return float(found.scores[0] - found.scores[1])
